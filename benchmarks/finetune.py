@@ -1,7 +1,8 @@
 """Compare fine-tuning with training from nothing: eight classes of CIFAR-10, then few images of cats and dogs.
 
-`python -m benchmarks.finetune cifar` takes 20 minutes on two cores. The folder has train/ and test/ with a folder of
-image files for each class. A folder `finetune` in it keeps the runs: the same command continues.
+`python -m benchmarks.finetune cifar` takes 20 minutes on two cores. The folder has train/ and test/
+with a folder of image files for each class. A folder `finetune` in it keeps the runs: the same
+command continues.
 """
 
 import json
@@ -14,12 +15,29 @@ from benchmarks.table import Row, mean_row, publish
 
 FEW, NUM_IMAGES = ("cat", "dog"), 100  # of each to train with
 RECIPE = (
-    *("data=image_folder", "data.cache=cache", "model.width=16", "augment.crop_padding=4", "augment.flip=true"),
+    *(
+        "data=image_folder",
+        "data.cache=cache",
+        "model.width=16",
+        "augment.crop_padding=4",
+        "augment.flip=true",
+    ),
     *("trainer.devices=1", "callbacks.pictures=null"),
 )
-MANY = ("data.root=many", "data.val_fraction=0.05", "global_batch_size=256", "optimizer.lr=0.2", "trainer.max_epochs=8")
+MANY = (
+    "data.root=many",
+    "data.val_fraction=0.05",
+    "global_batch_size=256",
+    "optimizer.lr=0.2",
+    "trainer.max_epochs=8",
+)
 # the last weights are tested: so few images for validation would choose others by chance
-TUNED = ("data.root=few", "global_batch_size=32", "trainer.max_epochs=40", "callbacks.checkpoint=null")
+TUNED = (
+    "data.root=few",
+    "global_batch_size=32",
+    "trainer.max_epochs=40",
+    "callbacks.checkpoint=null",
+)
 STARTS = {"training from nothing": (), "fine-tuning": ("init_from=pretrained",)}
 RATES = (0.1, 0.02)
 
@@ -52,10 +70,14 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
         for start, more in STARTS.items():
             names = [f"{start.replace(' ', '-')}-{rate}-{seed}" for seed in range(num_seeds)]
             settings = [*TUNED, *more, f"optimizer.lr={rate}"]
-            values = [_accuracy(folder, name, *settings, f"seed={seed}") for seed, name in enumerate(names)]
+            values = [
+                _accuracy(folder, name, *settings, f"seed={seed}")
+                for seed, name in enumerate(names)
+            ]
             found.append(
                 mean_row(
-                    f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}: test accuracy", values
+                    f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}: test accuracy",
+                    values,
                 )
             )
     return found

@@ -2,9 +2,10 @@
 
     python -m benchmarks.first_command VENV/bin/python
 
-By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 10 epochs of 1,258 digits, in 200
-steps. Lockstep and the script have the same network, validate after each epoch, and test; Lockstep also draws
-curves and pictures, and calibrates. lightly-train has torchvision's network, for images of 32x32, and augments them.
+By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 10 epochs of
+1,258 digits, in 200 steps. Lockstep and the script have the same network, validate after each
+epoch, and test; Lockstep also draws curves and pictures, and calibrates. lightly-train has
+torchvision's network, for images of 32x32, and augments them.
 """
 
 import subprocess
@@ -48,7 +49,9 @@ if __name__ == "__main__":
 def _digits() -> dict[str, TensorDataset]:
     images, labels = load_digits(return_X_y=True)
     pixels = torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).split(list(SPLITS.values()))
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).split(
+        list(SPLITS.values())
+    )
     return {
         name: TensorDataset(pixels[rows], torch.from_numpy(labels)[rows])
         for name, rows in zip(SPLITS, order, strict=True)
@@ -86,16 +89,23 @@ class _Plain(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> dict[str, object]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        optimizer = torch.optim.SGD(
+            self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=NUM_STEPS)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def plain() -> None:
     """Train, validate and test in the current folder."""
-    loaders = {name: DataLoader(part, BATCH_SIZE, shuffle=name == "train") for name, part in _digits().items()}
+    loaders = {
+        name: DataLoader(part, BATCH_SIZE, shuffle=name == "train")
+        for name, part in _digits().items()
+    }
     best, logger = ModelCheckpoint(monitor="val/accuracy", mode="max"), TensorBoardLogger(".")
-    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=NUM_EPOCHS, logger=logger, callbacks=best)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=NUM_EPOCHS, logger=logger, callbacks=best
+    )
     module = _Plain()
     trainer.fit(module, loaders["train"], loaders["val"])
     trainer.test(module, loaders["test"])
@@ -103,7 +113,13 @@ def plain() -> None:
 
 def _seconds(folder: Path, *command: str) -> float:
     started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, env={**ENVIRON, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**ENVIRON, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return time.perf_counter() - started
 
@@ -124,12 +140,17 @@ def first_command(lightly: str, num_rounds: int = 3) -> list[Row]:
             "a plain Lightning script": partial(
                 _seconds, folder, sys.executable, "-m", "benchmarks.first_command", "plain"
             ),
-            "lightly-train": partial(_seconds, folder, lightly, "classify.py", str(NUM_STEPS), str(BATCH_SIZE)),
+            "lightly-train": partial(
+                _seconds, folder, lightly, "classify.py", str(NUM_STEPS), str(BATCH_SIZE)
+            ),
         }
         times = alternate(num_rounds, **ways)
     rows = [row(f"{what}, start to exit", values, "{:.1f} s") for what, values in times.items()]
     ours, *others = times
-    return [*rows, *(row(f"{ours} : {what}", ratios(times[ours], times[what]), "{:.2f}") for what in others)]
+    return [
+        *rows,
+        *(row(f"{ours} : {what}", ratios(times[ours], times[what]), "{:.2f}") for what in others),
+    ]
 
 
 if __name__ == "__main__":

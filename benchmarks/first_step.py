@@ -14,7 +14,12 @@ class FirstStep(L.Callback):
         self._path = Path(path)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Write the time after the first batch, and never again."""
         if trainer.is_global_zero and not self._path.exists():

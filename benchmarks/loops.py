@@ -62,14 +62,17 @@ def _network(task: Task) -> nn.Module:
 def raw(task: Task) -> float:
     """Seconds a step by hand: all that is fast is used, nothing that Lockstep adds is there.
 
-    The images lie in memory as one tensor, batches are gathers of it, the format is channels last, the optimizer is
-    fused; loss and hits are added up on the device and read when they would be logged.
+    The images lie in memory as one tensor, batches are gathers of it, the format is channels last,
+    the optimizer is fused; loss and hits are added up on the device and read when they would be
+    logged.
     """
     pixels, labels = _data(task)
     torch.manual_seed(0)
     net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     forward = torch.compile(net) if task.is_compiled else net
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
+    )
     num_steps = task.num_epochs * task.num_steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
     loss_sum, hits = torch.zeros(()), torch.zeros(())
@@ -124,7 +127,9 @@ def lockstep(task: Task) -> float:
         folder = RunFolder(Path(root))
         config_file.save(validation.check_tree(lockstep_tree(task)), folder.config)
         with contextlib.redirect_stdout(io.StringIO()):
-            code = worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
+            code = worker.run_here(
+                worker.Job(worker.train, folder, {"command": "", "has_test": True}), None
+            )
         assert code == 0
         rows = list(csv.DictReader((folder.path / "metrics.csv").open()))
     return task.batch_size / float(rows[-1]["images_per_s"])
@@ -135,7 +140,9 @@ class _Images(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, task: Task) -> None:
         self._pixels, self._labels = _data(task)
-        self._transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])])
+        self._transform = v2.Compose(
+            [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.25])]
+        )
 
     def __len__(self) -> int:
         return len(self._pixels)
@@ -160,17 +167,27 @@ class _Template(L.LightningModule):
         logits = self.net(images)
         loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
         self.log("train/loss", loss, on_step=True, on_epoch=True, prog_bar=True)
-        self.log("train/acc", self.accuracy(logits.argmax(1), labels), on_step=True, on_epoch=True, prog_bar=True)
+        self.log(
+            "train/acc",
+            self.accuracy(logits.argmax(1), labels),
+            on_step=True,
+            on_epoch=True,
+            prog_bar=True,
+        )
         return loss
 
     def on_train_epoch_start(self) -> None:
         self._started = time.perf_counter()
 
     def on_train_epoch_end(self) -> None:
-        self.step_seconds = (time.perf_counter() - self._started) / self.trainer.num_training_batches
+        self.step_seconds = (
+            time.perf_counter() - self._started
+        ) / self.trainer.num_training_batches
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        return torch.optim.SGD(
+            self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+        )
 
 
 def template(task: Task) -> float:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.near_copies cifar/train
 
-10,000 JPEGs of a folder, chosen at random. Each edit is made of each image, at most 1,000; "missed" are those whose
-distance from the original is above the default of data.near_duplicates. The last rows are the pairs among the images
-themselves, and the time to find them.
+10,000 JPEGs of a folder, chosen at random. Each edit is made of each image, at most 1,000; "missed"
+are those whose distance from the original is above the default of data.near_duplicates. The last
+rows are the pairs among the images themselves, and the time to find them.
 """
 
 import io
@@ -27,7 +27,9 @@ Edit = Callable[[Image.Image, np.random.Generator], Image.Image]
 
 
 def _scaled(image: Image.Image, factor: float) -> Image.Image:
-    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC)
+    return image.resize(
+        (round(image.width * factor), round(image.height * factor)), Image.Resampling.BICUBIC
+    )
 
 
 def _jpeg(image: Image.Image, quality: int) -> Image.Image:
@@ -39,7 +41,10 @@ def _jpeg(image: Image.Image, quality: int) -> Image.Image:
 def _cropped(image: Image.Image, cut: float, draws: np.random.Generator) -> Image.Image:
     """Cut a fraction off both sides, at a random place."""
     width, height = (round(side * (1 - cut)) for side in image.size)
-    left, top = int(draws.integers(image.width - width + 1)), int(draws.integers(image.height - height + 1))
+    left, top = (
+        int(draws.integers(image.width - width + 1)),
+        int(draws.integers(image.height - height + 1)),
+    )
     return image.crop((left, top, left + width, top + height))
 
 
@@ -52,7 +57,9 @@ EDITS: dict[str, Edit] = {
     "brighter by 30 %": lambda image, _: ImageEnhance.Brightness(image).enhance(1.3),
     "darker by 40 %": lambda image, _: ImageEnhance.Brightness(image).enhance(0.6),
     "70 % of the contrast": lambda image, _: ImageEnhance.Contrast(image).enhance(0.7),
-    "gamma 1.4": lambda image, _: image.point([round(255 * (value / 255) ** 1.4) for value in range(256)] * 3),
+    "gamma 1.4": lambda image, _: image.point(
+        [round(255 * (value / 255) ** 1.4) for value in range(256)] * 3
+    ),
     "blurred": lambda image, _: image.filter(ImageFilter.GaussianBlur(image.width / 80)),
 }
 
@@ -87,8 +94,12 @@ def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
     for name, edit in EDITS.items():
         edited = [_thumbnail(edit(image, draws)) for image in images[:MAX_EDITED]]
         pairs = [*zip(thumbnails, edited, strict=False)]
-        found = (near_pairs([each for each in pair if each is not None], THRESHOLD) for pair in pairs)
-        rows.append(Row(f"{what}: {name}, missed", f"{sum(not each for each in found):,}", "", len(pairs)))
+        found = (
+            near_pairs([each for each in pair if each is not None], THRESHOLD) for pair in pairs
+        )
+        rows.append(
+            Row(f"{what}: {name}, missed", f"{sum(not each for each in found):,}", "", len(pairs))
+        )
     compared, times = [each for each in thumbnails if each is not None], list[float]()
     pairs = near_pairs(compared, THRESHOLD)
     rows.append(Row(f"{what}: pairs among themselves", f"{len(pairs):,}", "", len(images)))
@@ -100,4 +111,7 @@ def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
 
 
 if __name__ == "__main__":
-    publish("near-copies", near_copies("10,000 JPEGs of CIFAR-10", images_below(Path(sys.argv[1]), 10_000)))
+    publish(
+        "near-copies",
+        near_copies("10,000 JPEGs of CIFAR-10", images_below(Path(sys.argv[1]), 10_000)),
+    )

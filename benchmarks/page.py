@@ -69,7 +69,9 @@ def section(content: dict[str, Any]) -> str:
         for row in source["rows"]:
             figures = (row["what"], row["median"], row["spread"], row["n"], interval(row), aim(row))
             rows.append((*figures, f"({number})"))
-        sources.append(f"{number}. `{source['command']}`: {source['device']}; {source['software']}; {source['date']}\n")
+        sources.append(
+            f"{number}. `{source['command']}`: {source['device']}; {source['software']}; {source['date']}\n"
+        )
     shown = [cells for cells in zip(COLUMNS, *rows, strict=True) if any(cells[1:])]
     columns, *rows = zip(*shown, strict=True)
     note = content.get("note", "")

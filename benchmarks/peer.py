@@ -1,6 +1,7 @@
 """ResNet-18 in raw PyTorch as a good engineer writes it, to compare Lockstep with: no graphs, no compile, no Lockstep.
 
-`python -m benchmarks.peer DATA EPOCHS FILE` trains Fashion-MNIST by Lockstep's recipe of 2026-11-23.
+`python -m benchmarks.peer DATA EPOCHS FILE` trains Fashion-MNIST by Lockstep's recipe of
+2026-11-23.
 """
 
 import json
@@ -29,7 +30,9 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
         if stride != 1 or before != channels:
-            self.shortcut.extend([nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)])
+            self.shortcut.extend(
+                [nn.Conv2d(before, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)]
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
@@ -43,7 +46,11 @@ def resnet18(in_channels: int, width: int) -> nn.Module:
         nn.Sequential(Block(before, size, 1 + (before != size)), Block(size, size, 1))
         for before, size in pairwise(sizes)
     ]
-    stem = (nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    stem = (
+        nn.Conv2d(in_channels, width, 3, 1, 1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+    )
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10))
     return nn.Sequential(*stem, *stages, *head)
 
@@ -52,7 +59,9 @@ def accuracy(net: nn.Module, x: Tensor, targets: Tensor) -> float:
     net.eval()
     num_right = torch.zeros((), device=DEVICE)
     with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-        for batch, classes in zip(x.split(EVAL_BATCH_SIZE), targets.split(EVAL_BATCH_SIZE), strict=True):
+        for batch, classes in zip(
+            x.split(EVAL_BATCH_SIZE), targets.split(EVAL_BATCH_SIZE), strict=True
+        ):
             num_right += (net(batch).argmax(1) == classes).sum()
     return num_right.item() / len(x)
 
@@ -69,11 +78,14 @@ def train(folder: Path, num_epochs: int) -> list[float]:
 
     held, held_targets = normalized(pixels[NUM_TRAINED:]), targets[NUM_TRAINED:]
     net = resnet18(1, 64).to(DEVICE).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9, weight_decay=5e-4, nesterov=True, fused=True)
+    optimizer = torch.optim.SGD(
+        net.parameters(), RATE, 0.9, weight_decay=5e-4, nesterov=True, fused=True
+    )
     num_steps = num_epochs * -(-NUM_TRAINED // BATCH_SIZE)
     warm_up = 0.23 * num_steps
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm_up, (num_steps - step) / (num_steps - warm_up), 1.0)
+        optimizer,
+        lambda step: min((step + 1) / warm_up, (num_steps - step) / (num_steps - warm_up), 1.0),
     )
     seconds = []
     for _ in range(num_epochs):
@@ -82,7 +94,9 @@ def train(folder: Path, num_epochs: int) -> list[float]:
         net.train()
         for batch in torch.randperm(NUM_TRAINED, device=DEVICE).split(BATCH_SIZE):
             with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-                loss = F.cross_entropy(net(normalized(pixels[batch])), targets[batch], label_smoothing=0.1)
+                loss = F.cross_entropy(
+                    net(normalized(pixels[batch])), targets[batch], label_smoothing=0.1
+                )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

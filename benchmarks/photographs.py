@@ -3,9 +3,10 @@
     python -m benchmarks.photographs
     python -m benchmarks.photographs --differences
 
-Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader, each with two
-processes. Every round measures each way once; a ratio is taken inside a round. Processes are started before the clock.
-With --differences, in place of that: grey levels of JPEGs that the decoder shrinks, next to whole ones.
+Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader,
+each with two processes. Every round measures each way once; a ratio is taken inside a round.
+Processes are started before the clock. With --differences, in place of that: grey levels of JPEGs
+that the decoder shrinks, next to whole ones.
 """
 
 import contextlib
@@ -40,7 +41,9 @@ IMAGE_SIZE = 224
 BATCH_SIZE = 32
 NUM_WORKERS = 2
 FLIP: dict[str, Any] = {
-    **dict.fromkeys(("crop_padding", "rotation", "cutout", "erasing", "mixup", "cutmix", "seed"), 0),
+    **dict.fromkeys(
+        ("crop_padding", "rotation", "cutout", "erasing", "mixup", "cutmix", "seed"), 0
+    ),
     **dict.fromkeys(("vertical_flip", "trivial", "cutout_inside"), False),
     "flip": True,
     "crop_border": "zeros",
@@ -68,7 +71,9 @@ def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Ima
         strength = 60 * side**-0.3 * (1 if side < longest / 2 else 0.5)
         for channel in range(3):
             plane = Image.fromarray(coarse[..., channel].astype(np.float32))
-            total[..., channel] += strength * np.asarray(plane.resize((width, height), Image.Resampling.BICUBIC))
+            total[..., channel] += strength * np.asarray(
+                plane.resize((width, height), Image.Resampling.BICUBIC)
+            )
         side *= 2
     return Image.fromarray(total.clip(0, 255).astype(np.uint8))
 
@@ -135,7 +140,11 @@ def _own(images: Images) -> Callable[[], float]:
 
 
 def _usual(root: Path) -> Callable[[], float]:
-    steps = [v2.RandomResizedCrop(IMAGE_SIZE, antialias=True), v2.RandomHorizontalFlip(), v2.ToImage()]
+    steps = [
+        v2.RandomResizedCrop(IMAGE_SIZE, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToImage(),
+    ]
     loader = DataLoader(
         ImageFolder(str(root), v2.Compose(steps)),
         BATCH_SIZE,
@@ -163,7 +172,9 @@ def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
         for way in ways.values():
             way()  # starts processes, reads files
         values = alternate(num_rounds, **ways)
-    rows = [row(f"{what}: {WAYS[name]}", found, "{:,.0f} images/s") for name, found in values.items()]
+    rows = [
+        row(f"{what}: {WAYS[name]}", found, "{:,.0f} images/s") for name, found in values.items()
+    ]
     for name, aim in AIMS.items():
         quotients = ratios(values[name], values["torchvision"])
         rows.append(row(f"{what}: {WAYS[name]} / torchvision", quotients, "{:.2f}", aim=aim))
@@ -191,7 +202,9 @@ def photographs(num_rounds: int = 5) -> list[Row]:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
             generate(Path(scratch), num_images, least, most)
             sides = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            rows += measure(Path(scratch), num_rounds, f"photographs of {sides}, cropped to {IMAGE_SIZE}")
+            rows += measure(
+                Path(scratch), num_rounds, f"photographs of {sides}, cropped to {IMAGE_SIZE}"
+            )
     return rows
 
 

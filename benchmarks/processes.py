@@ -13,7 +13,13 @@ from benchmarks import ENVIRON, ROOT, TRAIN
 from benchmarks.table import Row, alternate, measure, ratios, row
 
 RESNET = (
-    *("data=synthetic", "data.image_size=28", "data.train_size=1024", "data.val_size=10", "data.test_size=10"),
+    *(
+        "data=synthetic",
+        "data.image_size=28",
+        "data.train_size=1024",
+        "data.val_size=10",
+        "data.test_size=10",
+    ),
     *("global_batch_size=256", "eval_batch_size=10", "trainer.max_epochs=4"),
 )
 SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_epochs=6")
@@ -24,7 +30,13 @@ def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
     environ = {name: value for name, value in ENVIRON.items() if name != "OMP_NUM_THREADS"}
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "run")
-        words = [*TRAIN, *overrides, "strategy=cpu", f"trainer.devices={num_workers}", f"hydra.run.dir={folder}"]
+        words = [
+            *TRAIN,
+            *overrides,
+            "strategy=cpu",
+            f"trainer.devices={num_workers}",
+            f"hydra.run.dir={folder}",
+        ]
         subprocess.run(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, check=True)
         rows = list(csv.DictReader((folder / "metrics.csv").open()))
     return float(rows[-1]["images_per_s"])
@@ -35,9 +47,13 @@ def _side_by_side(num_rounds: int, overrides: Sequence[str], counts: Sequence[in
     one = {"1": lambda: _images_per_s(1, overrides)}
     several = {str(count): lambda count=count: _images_per_s(count, overrides) for count in counts}
     rates = alternate(num_rounds, **one, **several)
-    rows = [row(f"{name} process{'es' * (name != '1')}", values, "{:.0f} images/s") for name, values in rates.items()]
+    rows = [
+        row(f"{name} process{'es' * (name != '1')}", values, "{:.0f} images/s")
+        for name, values in rates.items()
+    ]
     return rows + [
-        row(f"{count} processes : 1 process", ratios(rates[str(count)], rates["1"]), "{:.3f}") for count in counts
+        row(f"{count} processes : 1 process", ratios(rates[str(count)], rates["1"]), "{:.3f}")
+        for count in counts
     ]
 
 
@@ -53,10 +69,19 @@ def small_workers(num_rounds: int = 7) -> list[Row]:
 
 def virtual_shards(num_rounds: int = 3) -> list[Row]:
     """Time virtual shards in one process on all cores, and in two: the full ResNet-18, batch 64."""
-    aims = {"2 virtual shards": ">= 0.92", "4 virtual shards": ">= 0.85", "8 virtual shards": ">= 0.70"}
+    aims = {
+        "2 virtual shards": ">= 0.92",
+        "4 virtual shards": ">= 0.85",
+        "8 virtual shards": ">= 0.70",
+    }
     of_two, rows = "2 processes, 2 virtual shards", []
     for size, num_images in ((28, 512), (64, 256)):
-        recipe = [*RESNET, f"data.image_size={size}", f"data.train_size={num_images}", "global_batch_size=64"]
+        recipe = [
+            *RESNET,
+            f"data.image_size={size}",
+            f"data.train_size={num_images}",
+            "global_batch_size=64",
+        ]
         recipe.append("trainer.max_epochs=2")
         ways = {"no virtual shards": (1, "null"), **{name: (1, name[0]) for name in aims}}
         ways |= {"2 processes": (2, "null"), of_two: (2, "2")} if size == 28 else {}
@@ -64,12 +89,21 @@ def virtual_shards(num_rounds: int = 3) -> list[Row]:
         def speed(num_workers: int, count: str, recipe: Sequence[str] = recipe) -> float:
             return _images_per_s(num_workers, [*recipe, f"trainer.virtual_shards={count}"])
 
-        rates = alternate(num_rounds, **{name: lambda way=way: speed(*way) for name, way in ways.items()})
+        rates = alternate(
+            num_rounds, **{name: lambda way=way: speed(*way) for name, way in ways.items()}
+        )
         rows += [row(f"{size}x{size}, {name}", rates[name], "{:.0f} images/s") for name in ways]
         for name, aim in {**aims, of_two: ">= 0.95"}.items():
             if name in rates:
                 below = rates["2 processes" if name == of_two else "no virtual shards"]
-                rows.append(row(f"{size}x{size}, {name} : none", ratios(rates[name], below), "{:.2f}", aim=aim))
+                rows.append(
+                    row(
+                        f"{size}x{size}, {name} : none",
+                        ratios(rates[name], below),
+                        "{:.2f}",
+                        aim=aim,
+                    )
+                )
     return rows
 
 

@@ -76,12 +76,23 @@ def sweep() -> Measured:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
-        words = ["-m", f"hydra.sweep.dir={folder}/sweep", clock, "sweep.test=none", "strategy=cpu", "debug=fast"]
+        words = [
+            "-m",
+            f"hydra.sweep.dir={folder}/sweep",
+            clock,
+            "sweep.test=none",
+            "strategy=cpu",
+            "debug=fast",
+        ]
         seeds = ",".join(map(str, range(NUM_TRIALS)))
         started = time.time()
-        total_s = _seconds(*TRAIN, *words, "trainer.devices=1", f"seed={seeds}", f"launcher.parallel={NUM_AT_ONCE}")
+        total_s = _seconds(
+            *TRAIN, *words, "trainer.devices=1", f"seed={seeds}", f"launcher.parallel={NUM_AT_ONCE}"
+        )
         steps = sorted(float((folder / str(number)).read_text()) for number in range(NUM_TRIALS))
-        summaries = [folder / "sweep" / str(number) / "summary.json" for number in range(NUM_TRIALS)]
+        summaries = [
+            folder / "sweep" / str(number) / "summary.json" for number in range(NUM_TRIALS)
+        ]
         ends = sorted(path.stat().st_mtime for path in summaries)
     followed = zip(steps[NUM_AT_ONCE:], ends[:-NUM_AT_ONCE], strict=True)
     return Measured(total_s, steps[0] - started, [step - end for step, end in followed])
@@ -92,9 +103,17 @@ def sweeps(num_rounds: int = 7) -> list[Row]:
     measured = [sweep() for _ in range(num_rounds)]
     later_s = [statistics.median(each.later_steps_s) for each in measured]
     return [
-        row("from -m to the first step of the first trial", [each.first_step_s for each in measured], "{:.2f} s"),
+        row(
+            "from -m to the first step of the first trial",
+            [each.first_step_s for each in measured],
+            "{:.2f} s",
+        ),
         row("from the end of a trial to the first step of the next", later_s, "{:.2f} s"),
-        row(f"{NUM_TRIALS} short trials, two in parallel", [each.total_s for each in measured], "{:.2f} s"),
+        row(
+            f"{NUM_TRIALS} short trials, two in parallel",
+            [each.total_s for each in measured],
+            "{:.2f} s",
+        ),
     ]
 
 

@@ -47,7 +47,11 @@ def overhead(num_rounds: int = 7) -> list[Row]:
     added = [1e3 * (a - b) for a, b in zip(times["lockstep"], times["raw"], strict=True)]
     return [
         row("tiny network, raw loop", [1e3 * value for value in times["raw"]], "{:.3f} ms a step"),
-        row("tiny network, Lockstep", [1e3 * value for value in times["lockstep"]], "{:.3f} ms a step"),
+        row(
+            "tiny network, Lockstep",
+            [1e3 * value for value in times["lockstep"]],
+            "{:.3f} ms a step",
+        ),
         row("added by Lockstep", added, "{:.3f} ms a step", aim="<= 0.3 ms"),
     ]
 
@@ -56,20 +60,35 @@ def resnet18(num_rounds: int = 5) -> list[Row]:
     """Time the full ResNet-18 on 28x28 grey images, batch 64, on all cores; in bfloat16 where the CPU has it."""
     rows = _beside("float32", FULL, {"raw loop": raw, "template": template}, num_rounds)
     if bfloat16_unit(torch.device("cpu")):
-        rows += _beside("bfloat16", FULL._replace(precision="bfloat16"), {"raw loop": raw}, num_rounds)
-    return rows + _beside("float32, compiled", FULL._replace(is_compiled=True), {"raw loop": raw}, num_rounds)
+        rows += _beside(
+            "bfloat16", FULL._replace(precision="bfloat16"), {"raw loop": raw}, num_rounds
+        )
+    return rows + _beside(
+        "float32, compiled", FULL._replace(is_compiled=True), {"raw loop": raw}, num_rounds
+    )
 
 
-def _beside(kind: str, task: Task, others: dict[str, Callable[[Task], float]], num_rounds: int) -> list[Row]:
+def _beside(
+    kind: str, task: Task, others: dict[str, Callable[[Task], float]], num_rounds: int
+) -> list[Row]:
     """Images/s of Lockstep and of other loops, and their quotients."""
     times = alternate(
-        num_rounds, **{name: lambda loop=loop: loop(task) for name, loop in {"Lockstep": lockstep, **others}.items()}
+        num_rounds,
+        **{
+            name: lambda loop=loop: loop(task)
+            for name, loop in {"Lockstep": lockstep, **others}.items()
+        },
     )
     speed = {name: [task.batch_size / value for value in values] for name, values in times.items()}
     return [
         *(row(f"{name}, {kind}", values, "{:.0f} images/s") for name, values in speed.items()),
         *(
-            row(f"Lockstep : {name}, {kind}", ratios(speed["Lockstep"], speed[name]), "{:.3f}", aim=AIMS[name])
+            row(
+                f"Lockstep : {name}, {kind}",
+                ratios(speed["Lockstep"], speed[name]),
+                "{:.3f}",
+                aim=AIMS[name],
+            )
             for name in others
         ),
     ]

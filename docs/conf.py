@@ -38,7 +38,9 @@ def setup(app: Sphinx) -> None:
 
 def add_index(app: Sphinx, name: str, source: list[str]) -> None:
     """Turn `<!-- index: a, b -->`, which GitHub hides, into index entries: the first results of a search for a or b."""
-    source[0] = INDEX.sub(lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0])
+    source[0] = INDEX.sub(
+        lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0]
+    )
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:
@@ -67,5 +69,10 @@ def _markdown(path: Path) -> str:
     """Return a page as Markdown; cells of a notebook become blocks of Python."""
     if path.suffix == ".md":
         return path.read_text()
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
-    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells)
+    cells = [
+        (cell["cell_type"], "".join(cell["source"]))
+        for cell in json.loads(path.read_text())["cells"]
+    ]
+    return "\n\n".join(
+        text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells
+    )

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tests.support.processes import Ranks
     from tests.support.slurm import Slurm
 
-# before torch is imported: results are compared bit by bit with those of processes that have one thread
+# before torch is imported: results are compared bit by bit with those of processes that have one
+# thread
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -25,7 +26,9 @@ def _server(request: pytest.FixtureRequest) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "SERVER", "tests.support.server")
         given = os.environ.get("PYTHONPATH", "")
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), given))))
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), given)))
+        )
         if any(item.get_closest_marker("processes") for item in request.session.items):
             processes.start_server()
 

@@ -17,7 +17,12 @@ AT_ONCE = 2
 def main() -> int:
     """Print every case as it ends, then write the page. Returns 1 where a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs; an interrupted call resumes there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder of the runs; an interrupted call resumes there",
+    )
     folder: Path = parser.parse_args().out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "results.json"
@@ -25,10 +30,15 @@ def main() -> int:
     cases = list(all_cases())
     with ThreadPoolExecutor(AT_ONCE) as pool:
         waiting = [case for case in cases if case not in outcomes]
-        for case, outcome in zip(waiting, pool.map(lambda case: _produce(case, folder), waiting), strict=True):
+        for case, outcome in zip(
+            waiting, pool.map(lambda case: _produce(case, folder), waiting), strict=True
+        ):
             outcomes[case] = outcome
             write_json(results, {"cases": [[case, outcome] for case, outcome in outcomes.items()]})
-            print(f"{describe(case)}: {outcome.exit_code} {'; '.join(broken(case, outcome))}".rstrip(), flush=True)
+            print(
+                f"{describe(case)}: {outcome.exit_code} {'; '.join(broken(case, outcome))}".rstrip(),
+                flush=True,
+            )
     write_atomically(PAGE, markdown({case: outcomes[case] for case in cases}, PAGE.read_text()))
     return int(any(broken(case, outcomes[case]) for case in cases))
 
@@ -36,7 +46,8 @@ def main() -> int:
 def _produce(case: Case, folder: Path) -> Outcome:
     place = folder / "-".join(map(str, case)).replace(" ", "_")
     number = 0
-    while (folder_of_try := place.with_name(f"{place.name}.{number}")).exists():  # a call before was cut there
+    # a call before was cut there
+    while (folder_of_try := place.with_name(f"{place.name}.{number}")).exists():
         number += 1
     folder_of_try.mkdir()
     return run(case, folder_of_try)

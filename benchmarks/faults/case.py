@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 TARGETS = ("parent", "rank 0", "last rank")
 MOMENTS = ("first second", "step", "validation", "checkpoint", "test")
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL", "STOP")
-FIRST_MOMENT_S = 0.5  # the command is importing Hydra, or composing; on a busy machine Python may still be starting
+# the command is importing Hydra, or composing; on a busy machine Python may still be starting
+FIRST_MOMENT_S = 0.5
 TIMEOUT_S = 30.0  # of the collectives: a frozen worker is noticed after it
 PATIENCE_S = 300.0  # for what must come
 STEPS_PER_EPOCH = 6
@@ -55,7 +56,8 @@ class Outcome(NamedTuple):
     state: str
     reason: str
     step: int | None
-    seconds: float  # from the signal, or from SIGCONT where `is_continued`, to the end of the last process
+    # from the signal, or from SIGCONT where `is_continued`, to the end of the last process
+    seconds: float
     is_continued: bool  # frozen until SIGCONT, which only the user can send
     num_left: int  # processes that were alive a while after the command had ended
     has_traceback: bool  # on the screen
@@ -77,7 +79,8 @@ def run(case: Case, folder: Path) -> Outcome:
         number = signal.Signals[f"SIG{case.signal}"]
         os.kill(pid, number)
         begin = time.monotonic()
-        if number == signal.SIGKILL:  # on a busy machine it takes a while to die, in which the others would go on
+        # on a busy machine it takes a while to die, in which the others would go on
+        if number == signal.SIGKILL:
             _wait(lambda: pid not in _alive(folder), PATIENCE_S)
         (folder / "delivered").touch()
         is_continued = number == signal.SIGSTOP and not _ends(process, 2 * TIMEOUT_S)
@@ -95,7 +98,11 @@ def run(case: Case, folder: Path) -> Outcome:
 def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     rank = case.num_processes - 1 if case.target == "last rank" else 0
     moment = f"+callbacks.moment={{_target_:benchmarks.faults.moment.Moment,at:{case.moment.replace(' ', '-')}"
-    overrides = (*RECIPE, f"trainer.devices={case.num_processes}", f"{moment},rank:{rank},folder:'{folder}'}}")
+    overrides = (
+        *RECIPE,
+        f"trainer.devices={case.num_processes}",
+        f"{moment},rank:{rank},folder:'{folder}'}}",
+    )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", VARIABLE: str(folder)}
     with open(folder / "terminal.log", "wb") as log:
         process = subprocess.Popen(
@@ -143,7 +150,12 @@ def _of_rank(command: int, rank: int) -> list[int]:
     While it imports, the server starts other programs, too.
     """
     servers = [pid for pid in _children(command) if _is_of_server(pid)]
-    forks = [pid for server in servers for pid in _children(server) if _is_of_server(pid) and _num_threads(pid) > 1]
+    forks = [
+        pid
+        for server in servers
+        for pid in _children(server)
+        if _is_of_server(pid) and _num_threads(pid) > 1
+    ]
     return forks[rank : rank + 1]
 
 
@@ -159,7 +171,9 @@ def _num_threads(pid: int) -> int:
 
 def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):  # it has ended since
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     return []
 
 
@@ -190,12 +204,16 @@ def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
     return True
 
 
-def _wait(holds: Callable[[], bool], timeout_s: float, process: subprocess.Popen[bytes] | None = None) -> None:
+def _wait(
+    holds: Callable[[], bool], timeout_s: float, process: subprocess.Popen[bytes] | None = None
+) -> None:
     """Return when `holds()`, or after `timeout_s`. Raises where `process` has to live until then, and does not."""
     deadline = time.monotonic() + timeout_s
     while not holds() and time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
-            raise RuntimeError(f"The training ended with code {process.returncode} before the fault was delivered.")
+            raise RuntimeError(
+                f"The training ended with code {process.returncode} before the fault was delivered."
+            )
         time.sleep(0.01)
     if process is not None and not holds():
         raise TimeoutError(f"The moment of the fault did not come within {timeout_s:g} s.")
@@ -207,7 +225,9 @@ def _outcome(folder: Path, code: int, seconds: float, is_continued: bool, num_le
     status = run_folder.read_status() if latest.exists() else {}
     step = None
     if latest.exists() and run_folder.last_checkpoint.exists():
-        step = torch.load(run_folder.last_checkpoint, map_location="cpu", weights_only=True)["global_step"]
+        step = torch.load(run_folder.last_checkpoint, map_location="cpu", weights_only=True)[
+            "global_step"
+        ]
     return Outcome(
         exit_code=code,
         state=status.get("state", "no run"),

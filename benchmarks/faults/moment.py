@@ -10,16 +10,18 @@ from typing import Any
 import lightning as L
 from typing_extensions import override
 
-EPOCH = 1  # counted from 0: a checkpoint of the epoch before is there, and an epoch is left to train
+# counted from 0: a checkpoint of the epoch before is there, and an epoch is left to train
+EPOCH = 1
 HELD_S = 600.0  # whoever delivers the fault may have died
 
 
 class Moment(L.Callback):
     """Rank `rank` writes the file "reached" into `folder` at the moment `at`, and waits for the file "delivered".
 
-    Moments of the second epoch: "step", after its second step; "validation", after its first batch; "checkpoint", while
-    its file is open and has no content yet, where rank 0 is held whatever `rank` says, for it alone writes. "test" is
-    after the first batch of the test. Every rank leaves its process id in the file "pid-RANK".
+    Moments of the second epoch: "step", after its second step; "validation", after its first batch;
+    "checkpoint", while its file is open and has no content yet, where rank 0 is held whatever
+    `rank` says, for it alone writes. "test" is after the first batch of the test. Every rank leaves
+    its process id in the file "pid-RANK".
     """
 
     def __init__(self, *, at: str, rank: int, folder: str) -> None:
@@ -33,7 +35,12 @@ class Moment(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.current_epoch == EPOCH and batch_idx == 1:
             self._hold(trainer, "step")
@@ -44,7 +51,9 @@ class Moment(L.Callback):
             self._hold(trainer, "validation")
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.current_epoch == EPOCH and self._at == "checkpoint":
             checkpoint["moment"] = _Hold(lambda: self._hold(trainer, "checkpoint"))
 

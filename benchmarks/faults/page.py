@@ -68,7 +68,9 @@ def _cell(case: Case, outcome: Outcome | None) -> str:
 
 def _verdict(outcomes: Mapping[Case, Outcome]) -> str:
     wrong = {case: words for case, outcome in outcomes.items() if (words := broken(case, outcome))}
-    lines = [f"## Promises\n\n{len(outcomes) - len(wrong)} of {len(outcomes)} cases ended as promised.\n"]
+    lines = [
+        f"## Promises\n\n{len(outcomes) - len(wrong)} of {len(outcomes)} cases ended as promised.\n"
+    ]
     num_untried = len(set(all_cases()) - outcomes.keys())
     if num_untried:
         lines.append(f"{num_untried} cases have not been tried; their cells are empty.\n")

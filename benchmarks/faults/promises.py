@@ -8,7 +8,8 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED
 
 STOPS = ("TERM", "INT", "USR1", "HUP")  # requests to stop with a checkpoint
 NO_RUN = "no run"
-# Of the newest checkpoint, at least: the moments are in the second epoch, the test is after the third.
+# Of the newest checkpoint, at least: the moments are in the second epoch, the test is after the
+# third.
 NEWEST_STEP = {
     "first second": None,
     "step": STEPS_PER_EPOCH,
@@ -39,7 +40,9 @@ def promised(case: Case, *, has_run: bool) -> End:
     if case.signal in STOPS:
         # after the step, or after the epoch's validation and checkpoint
         return End(
-            EXIT_STOPPED, "stopped", 2 * STEPS_PER_EPOCH if case.moment in ("validation", "checkpoint") else kept
+            EXIT_STOPPED,
+            "stopped",
+            2 * STEPS_PER_EPOCH if case.moment in ("validation", "checkpoint") else kept,
         )
     if case.signal == "STOP" and (case.target == "parent" or case.num_processes == 1):
         return End(0, "finished", 3 * STEPS_PER_EPOCH)  # no process waits for it
@@ -50,7 +53,9 @@ def promised(case: Case, *, has_run: bool) -> End:
 
 def broken(case: Case, outcome: Outcome) -> list[str]:
     """Each promise that an outcome breaks, in words; empty where all hold."""
-    may_have_no_run = case.moment == "first second" and (case.target == "parent" or case.num_processes == 1)
+    may_have_no_run = case.moment == "first second" and (
+        case.target == "parent" or case.num_processes == 1
+    )
     end = promised(case, has_run=not (may_have_no_run and outcome.state == NO_RUN))
     breaches = []
     if outcome.exit_code != end.exit_code:

@@ -24,10 +24,22 @@ from rich.text import Text
 
 TRAIN = str(Path(__file__).parents[2] / "train.py")
 SWEEP = ("-m", "optimizer.lr=0.05,0.1", "model.width=8,16", "seed=0,1,2,3,4")
-ALONE = ("optimizer=adamw", "optimizer.lr=0.003", "model.width=4", "trainer.max_epochs=6", "strategy=cpu")
+ALONE = (
+    "optimizer=adamw",
+    "optimizer.lr=0.003",
+    "model.width=4",
+    "trainer.max_epochs=6",
+    "strategy=cpu",
+)
 SHORT = ("model.width=8", "trainer.max_epochs=4", "strategy=cpu")
 LIVE = ("model.width=8", "trainer.max_epochs=120", "trainer.devices=2", "strategy=cpu")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+)
 
 
 def main(folder: Path) -> None:
@@ -35,10 +47,15 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "outputs").exists():
         for words in (SWEEP, ALONE):
-            subprocess.run([sys.executable, TRAIN, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, TRAIN, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL
+            )
     live = subprocess.Popen([sys.executable, TRAIN, *LIVE], cwd=folder, stdout=subprocess.DEVNULL)
     board = subprocess.Popen(
-        [sys.executable, "-m", "lockstep.cli.main", "board"], cwd=folder, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "lockstep.cli.main", "board"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert board.stdout is not None
@@ -79,8 +96,12 @@ def take(page: Any, address: str, folder: Path, width: int) -> None:
     page.screenshot(path=folder / f"board_{width}_light.png")
     if width == 1400:
         box = compared.bounding_box()
-        shown = Image.open(folder / "board_1400_light.png").crop((0, 0, width, round(box["y"] + box["height"]) + 12))
-        shown.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(folder / "board.png", optimize=True)
+        shown = Image.open(folder / "board_1400_light.png").crop(
+            (0, 0, width, round(box["y"] + box["height"]) + 12)
+        )
+        shown.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+            folder / "board.png", optimize=True
+        )
     page.evaluate("document.body.classList.add('dark-mode')")
     compared.get_by_role("img").last.focus()
     page.keyboard.press("ArrowLeft")
@@ -103,25 +124,35 @@ def terminal(folder: Path, columns: int) -> str:
     tmux = ["tmux", "-L", f"lockstep{columns}"]
     command = shlex.join([sys.executable, TRAIN, *SHORT])
     size = ["-x", str(columns), "-y", "34"]
-    subprocess.run([*tmux, "new-session", "-d", *size, "-c", str(folder), f"{command}; sleep 1000"], check=True)
+    subprocess.run(
+        [*tmux, "new-session", "-d", *size, "-c", str(folder), f"{command}; sleep 1000"], check=True
+    )
     try:
         text = ""
         while "predict " not in text:
             time.sleep(1)
-            capture = subprocess.run([*tmux, "capture-pane", "-p", "-e"], check=True, capture_output=True, text=True)
+            capture = subprocess.run(
+                [*tmux, "capture-pane", "-p", "-e"], check=True, capture_output=True, text=True
+            )
             text = capture.stdout
     finally:
         subprocess.run([*tmux, "kill-server"], check=True)
-    drawn = Console(record=True, width=columns, file=io.StringIO(), legacy_windows=False, force_terminal=True)
+    drawn = Console(
+        record=True, width=columns, file=io.StringIO(), legacy_windows=False, force_terminal=True
+    )
     drawn.print(Text.from_ansi(text.rstrip()), soft_wrap=True)
     return drawn.export_svg(title="python train.py " + " ".join(SHORT))
 
 
 def chromium() -> str:
     """Return the path of a browser. Raises FileNotFoundError where there is none."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    found = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if found is None:
-        raise FileNotFoundError("There is no chromium here: tests/support/chromium.sh installs one.")
+        raise FileNotFoundError(
+            "There is no chromium here: tests/support/chromium.sh installs one."
+        )
     return found
 
 

@@ -1,6 +1,7 @@
 """Lockstep: N workers compute what one worker would.
 
-These names are public: projects use them. Each is imported on first use, so that every command starts immediately.
+These names are public: projects use them. Each is imported on first use, so that every command
+starts immediately.
 """
 
 import lazy_loader

@@ -8,7 +8,8 @@ from lockstep.cli import entry
 def main() -> NoReturn:
     """Entry point of the `lockstep` command."""
     entry.begin()
-    from lockstep.cli.main import main  # after the handlers, which may receive a signal during these imports
+    # after the handlers, which may receive a signal during these imports
+    from lockstep.cli.main import main
 
     main()
 

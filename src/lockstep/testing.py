@@ -8,10 +8,13 @@ from pathlib import Path
 def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
     """Assert that a configuration computes the same on 1, 2 and 3 workers, as `lockstep verify` shows it.
 
-    `overrides` are those of `python train.py`; `cwd` is the folder to start in, None: this one. Raises AssertionError
-    with the whole report where something differs or fails, or the configuration has errors.
+    `overrides` are those of `python train.py`; `cwd` is the folder to start in, None: this one.
+    Raises AssertionError with the whole report where something differs or fails, or the
+    configuration has errors.
     """
     command = [sys.executable, "-m", "lockstep", "verify", *overrides]
-    done = subprocess.run(command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise AssertionError(f"lockstep verify {' '.join(overrides)}\n{done.stdout}{done.stderr}")

@@ -25,7 +25,8 @@ from tests.support.sources import SETTINGS, digits
 
 CPU = torch.device("cpu")
 DIGITS = (*on_data("data=digits"), "optimizer.lr=0.2", "model.dropout=0")
-AS_THEY_ARE = ("augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")  # learned in any rounding
+# learned in any rounding
+AS_THEY_ARE = ("augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")
 
 
 def entry_of(run: RunFolder) -> dict[str, Any]:
@@ -46,10 +47,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.mark.full
 def test_float32_after_bfloat16(tmp_path: Path) -> None:
-    run, images = write_run(tmp_path / "run", (*DIGITS, "trainer.precision=bfloat16")), digits(**SETTINGS)
+    run, images = (
+        write_run(tmp_path / "run", (*DIGITS, "trainer.precision=bfloat16")),
+        digits(**SETTINGS),
+    )
     assert train(run) == 0
     predictor = lockstep.load(run.path, calibrate=False)
-    losses = torch.nn.functional.nll_loss(predictor(whole(images.test.pixels)).values.log(), images.test.targets)
+    losses = torch.nn.functional.nll_loss(
+        predictor(whole(images.test.pixels)).values.log(), images.test.targets
+    )
     assert run.read_summary()["test_loss"] == pytest.approx(losses.item(), abs=1e-6)
     for options, is_same in ((), True), (("--precision", "bfloat16"), False):
         done = commands.lockstep(tmp_path, "eval", run.path, *options)
@@ -113,7 +119,9 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
             id="virtual shards",
             marks=pytest.mark.full,
         ),
-        pytest.param((*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"),
+        pytest.param(
+            (*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"
+        ),
     ],
 )
 def test_images_of_validation(tmp_path: Path, settings: tuple[str, ...], count: int) -> None:
@@ -126,18 +134,25 @@ def test_images_of_validation(tmp_path: Path, settings: tuple[str, ...], count: 
 
 def fold_values(run: RunFolder) -> torch.Tensor:
     rows = csv.DictReader(run.fold_rows.read_text().splitlines())
-    return torch.tensor([[float(row[str(number)]) for number in range(10)] for row in rows], dtype=torch.float64)
+    return torch.tensor(
+        [[float(row[str(number)]) for number in range(10)] for row in rows], dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("more", [(), ("callbacks.checkpoint=null",)], ids=["best", "last"])
 def test_fold_predictions(tmp_path: Path, more: tuple[str, ...]) -> None:
     fold = (*DIGITS, "data.folds=5", "data.fold=1", "trainer.max_epochs=1")
-    run, raw = write_run(tmp_path / "run", (*fold, *more)), write_run(tmp_path / "raw", (*fold, "calibrate=false"))
+    run, raw = (
+        write_run(tmp_path / "run", (*fold, *more)),
+        write_run(tmp_path / "raw", (*fold, "calibrate=false")),
+    )
     assert train(run) == train(raw) == 0
     path = run.last_checkpoint if more else run.best_checkpoint
     slope = torch.load(path, weights_only=True)["calibration"]["slope"]
     found, values = fold_values(run), fold_values(raw)
     sure = values.min(1).values > 1e-4  # six digits are written
     assert sure.sum() > 20
-    torch.testing.assert_close(found[sure], (values[sure].log() * slope).softmax(1), rtol=0, atol=3e-3)
+    torch.testing.assert_close(
+        found[sure], (values[sure].log() * slope).softmax(1), rtol=0, atol=3e-3
+    )
     assert (found - values).abs().max() > 0.01

@@ -21,7 +21,14 @@ from tests.support.image_files import write_image, write_list
 
 pytestmark = pytest.mark.full
 
-RECIPE = ("model.width=2", "trainer.max_epochs=1", "strategy=cpu", "trainer.devices=1", "logger=none", "silent=true")
+RECIPE = (
+    "model.width=2",
+    "trainer.max_epochs=1",
+    "strategy=cpu",
+    "trainer.devices=1",
+    "logger=none",
+    "silent=true",
+)
 FOLDER = ("data=image_folder", "data.image_size=16", "data.cache=null", "data.num_workers=1")
 
 
@@ -55,7 +62,11 @@ def test_changed_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert evaluated(folder, tmp_path) == 0
     write_image(root / "cat" / "3.png", seed=99)
     test = worker.Job(worker.test, folder, {})
-    for use in (lambda: evaluated(folder, tmp_path), lambda: train(folder), lambda: worker.run_here(test, None)):
+    for use in (
+        lambda: evaluated(folder, tmp_path),
+        lambda: train(folder),
+        lambda: worker.run_here(test, None),
+    ):
         assert use() == EXIT_CONFIG
         folder.failure.unlink(missing_ok=True)
         assert "1 image with other contents, such as cat/3.png" in capfd.readouterr().err
@@ -78,9 +89,20 @@ def test_moved_data(tmp_path: Path) -> None:
     assert commands.lockstep(elsewhere, "eval", run).returncode == 0  # found from the project
     (project / "images").rename(tmp_path / "moved")
     done = commands.lockstep(elsewhere, "eval", run)
-    assert (done.returncode, "data.root=images does not exist" in done.stderr) == (EXIT_CONFIG, True)
-    assert commands.lockstep(elsewhere, "eval", run, "--devices", "1", "data.root=../moved").returncode == 0
-    overrides = [f"resume={run}", "trainer.max_epochs=2", "data.root=../moved", "data.memory=stream"]
+    assert (done.returncode, "data.root=images does not exist" in done.stderr) == (
+        EXIT_CONFIG,
+        True,
+    )
+    assert (
+        commands.lockstep(elsewhere, "eval", run, "--devices", "1", "data.root=../moved").returncode
+        == 0
+    )
+    overrides = [
+        f"resume={run}",
+        "trainer.max_epochs=2",
+        "data.root=../moved",
+        "data.memory=stream",
+    ]
     done = commands.lockstep(elsewhere, "train", *overrides)
     assert done.returncode == 0, done.stderr
     assert RunFolder(run).read_summary()["epochs"] == 2
@@ -88,7 +110,13 @@ def test_moved_data(tmp_path: Path) -> None:
 
 def resume(folder: RunFolder, *overrides: str) -> None:
     """Train a run for another epoch on its data as it is now."""
-    words = ["train", f"resume={folder.path}", "trainer.max_epochs=2", "changed_data=accept", *overrides]
+    words = [
+        "train",
+        f"resume={folder.path}",
+        "trainer.max_epochs=2",
+        "changed_data=accept",
+        *overrides,
+    ]
     done = commands.lockstep(ROOT, *words)
     assert done.returncode == 0, done.stderr
 
@@ -101,7 +129,12 @@ def splits_in(folder: RunFolder) -> dict[str, str]:
 def test_growing_source_keeps_splits(tmp_path: Path) -> None:
     (listed := tmp_path / "count.txt").write_text("32")
     without = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
-    source = ["data=digits", *without, "data._target_=tests.support.sources.growing", f"+data.listed={listed}"]
+    source = [
+        "data=digits",
+        *without,
+        "data._target_=tests.support.sources.growing",
+        f"+data.listed={listed}",
+    ]
     folder = trained(tmp_path, *source)
     assert folder.read_summary()["groups"] == {"train": 16, "val": 8, "test": 8}
     before = splits_in(folder)
@@ -116,7 +149,9 @@ def test_growing_source_keeps_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fold", [[], ["data.folds=4", "data.fold=2"]])
-def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(tmp_path: Path, fold: list[str]) -> None:
+def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
+    tmp_path: Path, fold: list[str]
+) -> None:
     root = tmp_path / "images"
     write_classes(root)
     folder = trained(tmp_path, *FOLDER, f"data.root={root}", "data.group='(\\w+)\\.png'", *fold)
@@ -128,8 +163,17 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(tmp_path: Path,
     assert any(before.get(name) == "train" for name in cut_again.test.names)
     assert evaluated(folder, tmp_path) == EXIT_CONFIG
     assert evaluated(folder, tmp_path, "changed_data=accept") == 0
-    words = ["eval", folder.path, f"data.root={root}", "--split", "test", "--output", tmp_path / "rows.csv"]
-    assert commands.lockstep(ROOT, *words, "data.test_fraction=0.5").returncode == 0  # of new images
+    words = [
+        "eval",
+        folder.path,
+        f"data.root={root}",
+        "--split",
+        "test",
+        "--output",
+        tmp_path / "rows.csv",
+    ]
+    # of new images
+    assert commands.lockstep(ROOT, *words, "data.test_fraction=0.5").returncode == 0
     with (tmp_path / "rows.csv").open() as file:
         tested = [row["file"] for row in csv.DictReader(file)]
     assert {before.get(name) for name in tested} == {"test", None}
@@ -142,11 +186,16 @@ def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(tmp_path: Path,
 
 
 def test_changed_groups_accepted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    rows = [{"path": f"{row}.png", "label": "ab"[row % 2], "patient": f"p{row // 2}"} for row in range(24)]
+    rows = [
+        {"path": f"{row}.png", "label": "ab"[row % 2], "patient": f"p{row // 2}"}
+        for row in range(24)
+    ]
     for number in range(24):
         write_image(tmp_path / f"{number}.png", seed=number)
     file = write_list(tmp_path / "list.csv", rows)
-    folder = trained(tmp_path, "data=list", *FOLDER[1:], f"data.file={file}", "data.group_column=patient")
+    folder = trained(
+        tmp_path, "data=list", *FOLDER[1:], f"data.file={file}", "data.group_column=patient"
+    )
     splits = splits_in(folder)
     trained_on = next(row["patient"] for row in rows if splits[row["path"]] == "train")
     for row in rows:
@@ -161,13 +210,26 @@ def test_changed_groups_accepted(tmp_path: Path, capfd: pytest.CaptureFixture[st
 def test_refused_resume_changes_nothing(tmp_path: Path) -> None:
     write_classes(tmp_path / "images")
     where = ["strategy=cpu", "trainer.devices=2"]
-    assert commands.lockstep(tmp_path, "train", *RECIPE, *FOLDER, "data.root=images", *where).returncode == 0
+    assert (
+        commands.lockstep(
+            tmp_path, "train", *RECIPE, *FOLDER, "data.root=images", *where
+        ).returncode
+        == 0
+    )
     run = commands.latest(tmp_path).path
     before = contents(run)
     write_image(tmp_path / "images" / "cat" / "new.png", seed=99)
-    done = commands.lockstep(tmp_path, "train", "resume=outputs/latest", "trainer.max_epochs=2", *where)
+    done = commands.lockstep(
+        tmp_path, "train", "resume=outputs/latest", "trainer.max_epochs=2", *where
+    )
     assert done.returncode == EXIT_CONFIG
     assert "1 image added, such as cat/new.png" in done.stderr
     after = contents(run)
-    for name in ("status.json", "summary.json", "config.yaml", "images.json.gz", "checkpoints/last.ckpt"):
+    for name in (
+        "status.json",
+        "summary.json",
+        "config.yaml",
+        "images.json.gz",
+        "checkpoints/last.ckpt",
+    ):
         assert after[name] == before[name], name

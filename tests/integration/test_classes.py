@@ -32,7 +32,9 @@ def test_class_weights_balanced_saved(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_fold_rows_any_workers(tmp_path: Path) -> None:
     fold = (*on_data("data=digits", "data.folds=5", "data.fold=1"), "trainer.limit_train_batches=3")
-    runs = [write_run(tmp_path / str(count), (*fold, f"trainer.devices={count}")) for count in (1, 2, 3)]
+    runs = [
+        write_run(tmp_path / str(count), (*fold, f"trainer.devices={count}")) for count in (1, 2, 3)
+    ]
     for count, run in enumerate(runs, 1):
         train_all([run], count)
     alone, *others = (run.fold_rows.read_bytes() for run in runs)
@@ -42,9 +44,17 @@ def test_fold_rows_any_workers(tmp_path: Path) -> None:
     assert [row["file"] for row in rows] == names
 
 
-@pytest.mark.parametrize("settings", [("callbacks.checkpoint=null", "callbacks.last=null"), ("callbacks=ema",), PLAIN])
+@pytest.mark.parametrize(
+    "settings", [("callbacks.checkpoint=null", "callbacks.last=null"), ("callbacks=ema",), PLAIN]
+)
 def test_fold_rows_tested_network(tmp_path: Path, settings: tuple[str, ...]) -> None:
-    fold = ("data=digits", "data.folds=5", "model.width=2", "trainer.max_epochs=1", "trainer.limit_train_batches=5")
+    fold = (
+        "data=digits",
+        "data.folds=5",
+        "model.width=2",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=5",
+    )
     run = trained(tmp_path / "run", (*fold, *settings))
     if settings == PLAIN:  # whose predictions are not known
         assert not run.fold_rows.exists()

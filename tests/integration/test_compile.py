@@ -48,5 +48,7 @@ def test_compiled_any_workers(tmp_path: Path, figure: Any) -> None:
         compiled = write_run(tmp_path / f"{num_workers}", [*OWN, "compile=true", *where])
         train_all([compiled], num_workers)
         worst = difference(eager, compiled)
-        figure(f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}")
+        figure(
+            f"compiled, {num_workers} workers: largest difference to one eager process {worst:.1e}"
+        )
         assert worst <= 1e-9, "the compiler rounds in its own way, in float64 too"

@@ -1,9 +1,9 @@
 """N workers compute what one worker would, in float64 to 1e-12: weights, statistics, momentum, metrics.
 
-One matrix: each row is a small training, each split of a row ends with the numbers of one worker, also one that is
-interrupted and resumed by other workers. With virtual shards it ends with the bits. Each mechanism was broken once on
-purpose, and these tests failed; the list is tests/mutants.toml. Errors of a kind of data, network or module are tested
-in the file of its name.
+One matrix: each row is a small training, each split of a row ends with the numbers of one worker,
+also one that is interrupted and resumed by other workers. With virtual shards it ends with the
+bits. Each mechanism was broken once on purpose, and these tests failed; the list is
+tests/mutants.toml. Errors of a kind of data, network or module are tested in the file of its name.
 """
 
 import json
@@ -26,7 +26,10 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "balanced classes"),
     *("own network", "own module", "Dataset", "folder, random crops"),
-    *("micro-batches, every augmentation, virtual shards in float64", "partly used network, virtual shards in float32"),
+    *(
+        "micro-batches, every augmentation, virtual shards in float64",
+        "partly used network, virtual shards in float32",
+    ),
     "one more, averaged weights, virtual shards in float32",
 )
 CASES = [
@@ -49,7 +52,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     found: Runs = {}
     for name, row in rows.items():
         for split in (row.alone, *row.splits):
-            overrides = [text.replace(FILES, str(files)) for text in (*row.overrides, *split.overrides)]
+            overrides = [
+                text.replace(FILES, str(files)) for text in (*row.overrides, *split.overrides)
+            ]
             run = found[name, split] = write_run(root / str(len(found)), overrides)
             if any(text.startswith("init_from=") for text in overrides):
                 checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(source.path)))
@@ -57,10 +62,16 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 cut_after(run, split.stop_after)
                 run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer
                 text = run.config.read_text()
-                run.config.write_text(text.replace("devices: 1\n", f"devices: {split.num_workers}\n"))
+                run.config.write_text(
+                    text.replace("devices: 1\n", f"devices: {split.num_workers}\n")
+                )
     for size, num_threads in ((1, 1), (2, 1), (3, 1), (1, 2), (3, 2)):
         places = [(split.num_workers, split.num_threads) for _, split in found]
-        folders = [run for run, place in zip(found.values(), places, strict=True) if place == (size, num_threads)]
+        folders = [
+            run
+            for run, place in zip(found.values(), places, strict=True)
+            if place == (size, num_threads)
+        ]
         threads = {} if num_threads == 1 else {"OMP_NUM_THREADS": str(num_threads)}
         for first in range(0, len(folders), AT_ONCE):
             train_all(folders[first : first + AT_ONCE], size, **threads)
@@ -70,12 +81,18 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def results(run: RunFolder) -> dict[str, Any]:
     """Results of the test of a run."""
     summary = run.read_summary()
-    return {key: value for key, value in summary.items() if key.startswith("test_") and value is not None}
+    return {
+        key: value
+        for key, value in summary.items()
+        if key.startswith("test_") and value is not None
+    }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "split"), CASES)
-def test_any_split_ends_with_the_weights_of_one_process(runs: Runs, name: str, split: Split, figure: Any) -> None:
+def test_any_split_ends_with_the_weights_of_one_process(
+    runs: Runs, name: str, split: Split, figure: Any
+) -> None:
     row = ROWS[name]
     alone, other = runs[name, row.alone], runs[name, split]
     worst = difference(alone, other)
@@ -89,11 +106,22 @@ def test_any_split_ends_with_the_weights_of_one_process(runs: Runs, name: str, s
 @pytest.mark.full
 def test_a_training_has_the_bits_that_it_had_before(tmp_path: Path, figure: Any) -> None:
     """The digits of the default for 50 steps. A hash that changes is a line of the CHANGELOG."""
-    cpu = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text().partition("\n\n")[0], re.MULTILINE))
+    cpu = dict(
+        re.findall(
+            r"^(.+?)\s*: (.*)$",
+            Path("/proc/cpuinfo").read_text().partition("\n\n")[0],
+            re.MULTILINE,
+        )
+    )
     # kernels are chosen by instruction set, their blocks by caches
     facts = [cpu.get(key) for key in ("model name", "cpu family", "model", "cache size")]
     kind = f"{facts}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-    steps = ("trainer.max_epochs=5", "trainer.limit_train_batches=10", "trainer.precision=float32", "strategy=cpu")
+    steps = (
+        "trainer.max_epochs=5",
+        "trainer.limit_train_batches=10",
+        "trainer.precision=float32",
+        "strategy=cpu",
+    )
     run = trained(tmp_path / "run", (*steps, "trainer.virtual_shards=4"))
     found = run.read_summary()["weights_sha256"]
     figure(f"on {kind}: {found}")

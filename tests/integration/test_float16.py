@@ -66,13 +66,22 @@ def alone(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunF
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("more", "stop_after"), [(("trainer.loads=[2,0,1]",), 0), ((), CUT)], ids=["uneven loads", "resumed"]
+    ("more", "stop_after"),
+    [(("trainer.loads=[2,0,1]",), 0), ((), CUT)],
+    ids=["uneven loads", "resumed"],
 )
 def test_any_workers_skip_the_same_steps(
-    alone: RunFolder, gpus: PretendedGpus, tmp_path: Path, figure: Any, more: tuple[str, ...], stop_after: int
+    alone: RunFolder,
+    gpus: PretendedGpus,
+    tmp_path: Path,
+    figure: Any,
+    more: tuple[str, ...],
+    stop_after: int,
 ) -> None:
     """A resume on another number of workers continues the growth of the scale."""
-    folder = write_run(tmp_path / "run", recipe(2 if stop_after else 3, *more, stop_after=stop_after))
+    folder = write_run(
+        tmp_path / "run", recipe(2 if stop_after else 3, *more, stop_after=stop_after)
+    )
     if stop_after:
         train_all([folder], 2, EXIT_STOPPED, **gpus.environ(3))
         folder.config.write_text(folder.config.read_text().replace("devices: 2", "devices: 3"))

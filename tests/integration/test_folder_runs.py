@@ -33,7 +33,8 @@ def test_streamed_run_resumed(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_image_broken_while_streamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     images = tmp_path / "images"
-    for part, count in (("train", 35), ("val", 10)):  # of validation images nothing is read before they are needed
+    # of validation images nothing is read before they are needed
+    for part, count in (("train", 35), ("val", 10)):
         write_folder(images / part, count=count)
     (images / "val" / "red fox" / "bild ü 07.png").write_bytes(b"no image")
     folder = write_run(tmp_path / "run", overrides(tmp_path, STREAMED))

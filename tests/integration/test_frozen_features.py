@@ -18,7 +18,12 @@ from tests.support.recipes import turned
 
 PLAIN = (
     *("data=image_folder", "data.image_size=16", "data.val_fraction=0.2", "data.test_fraction=0.2"),
-    *("model=torchvision", "model.name=shufflenet_v2_x0_5", "trainer.precision=float64", "trainer.max_epochs=2"),
+    *(
+        "model=torchvision",
+        "model.name=shufflenet_v2_x0_5",
+        "trainer.precision=float64",
+        "trainer.max_epochs=2",
+    ),
     *("trainer.log_every_n_steps=1", "global_batch_size=16", "eval_batch_size=7", "strategy=cpu"),
     *("strategy.timeout_s=300", "callbacks.pictures=null"),
 )
@@ -47,7 +52,11 @@ class Files:
 
     def run(self, *overrides: str, head_only: str = "true") -> RunFolder:
         self._num_runs += 1
-        files = (f"data.root={self.images}", f"data.cache={self.folder / 'cache'}", f"model.pretrained={self.weights}")
+        files = (
+            f"data.root={self.images}",
+            f"data.cache={self.folder / 'cache'}",
+            f"model.pretrained={self.weights}",
+        )
         settings = (*PLAIN, *files, f"model.head_only={head_only}", *overrides)
         return write_run(self.folder / f"run{self._num_runs}", settings)
 
@@ -104,10 +113,14 @@ def test_changed_image(files: Files, change: str) -> None:
         pytest.param((), "shufflenet_v2_x0_5", 2, 1e-12, id="weights"),
         pytest.param(("data.crop_percent=0.5",), "shufflenet_v2_x0_5", 1, 1e-12, id="transform"),
         pytest.param(("trainer.precision=float32",), "shufflenet_v2_x0_5", 1, 1e-3, id="precision"),
-        pytest.param(("model.name=shufflenet_v2_x1_0",), "shufflenet_v2_x1_0", 1, 1e-12, id="network"),
+        pytest.param(
+            ("model.name=shufflenet_v2_x1_0",), "shufflenet_v2_x1_0", 1, 1e-12, id="network"
+        ),
     ],
 )
-def test_other_settings_compute_again(files: Files, more: tuple[str, ...], name: str, seed: int, bound: float) -> None:
+def test_other_settings_compute_again(
+    files: Files, more: tuple[str, ...], name: str, seed: int, bound: float
+) -> None:
     assert train(files.run()) == 0
     files.weights = save_weights(files.folder / "other.pth", name, seed)
     run, plain = files.run(*more), files.run(*more, head_only="each_epoch")
@@ -154,8 +167,14 @@ def test_wrong_settings_refused(files: Files, settings: tuple[str, ...], error: 
     ("settings", "error"),
     [
         (("model.name=squeezenet1_1",), "model.head_only=true needs a linear last layer"),
-        (("optimizer=newton", "scheduler=constant", "global_batch_size=40"), "global_batch_size=40"),
-        (("data.memory=stream", "data.cache={weights}"), "data.cache={weights} cannot keep features"),
+        (
+            ("optimizer=newton", "scheduler=constant", "global_batch_size=40"),
+            "global_batch_size=40",
+        ),
+        (
+            ("data.memory=stream", "data.cache={weights}"),
+            "data.cache={weights} cannot keep features",
+        ),
     ],
 )
 def test_wrong_parts_refused(files: Files, settings: tuple[str, ...], error: str) -> None:

@@ -54,11 +54,20 @@ RECIPES = {
         "trainer.max_epochs=1",
     ),
     "never waits, pinned": (*NEVER_WAITS, RANDOM_CROPS, "data.train_size=160", "data.memory=host"),
-    "never waits, float16": ("trainer.precision=float16", *NEVER_WAITS[1:], "data.train_size=160", "callbacks=ema"),
+    "never waits, float16": (
+        "trainer.precision=float16",
+        *NEVER_WAITS[1:],
+        "data.train_size=160",
+        "callbacks=ema",
+    ),
 }
 # numbers of GPUs: settings of their workers, GPUs of the machine, recipes
 MATRIX = {
-    1: ("trainer.devices=1", 1, ("everything", "never waits", "never waits, pinned", "never waits, float16")),
+    1: (
+        "trainer.devices=1",
+        1,
+        ("everything", "never waits", "never waits, pinned", "never waits, float16"),
+    ),
     2: ("trainer.loads=[3,1]", 4, ("everything",)),
     3: ("trainer.loads=[2,0,1]", 3, ("everything",)),
 }
@@ -77,9 +86,20 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
         if count == 1:
             write_folder(root / "images")
             kept = [override for override in ON_GPU if not override.startswith("data")]
-            folder = ["data=image_folder", f"data.root={root / 'images'}", "data.image_size=8", RANDOM_CROPS]
+            folder = [
+                "data=image_folder",
+                f"data.root={root / 'images'}",
+                "data.image_size=8",
+                RANDOM_CROPS,
+            ]
             for memory in ("host", "stream"):
-                overrides = [*kept, *folder, f"data.memory={memory}", "data.num_workers=1", "trainer.devices=1"]
+                overrides = [
+                    *kept,
+                    *folder,
+                    f"data.memory={memory}",
+                    "data.num_workers=1",
+                    "trainer.devices=1",
+                ]
                 runs[1, memory] = write_run(root / memory, overrides)
         folders = [folder for key, folder in runs.items() if key[0] == count]
         output += "".join(train_all(folders, count, **gpus.environ(num_gpus, is_asking=count < 3)))
@@ -90,7 +110,12 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
 def test_two_gpus(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
     runs = []
     for count, devices in ((1, "1"), (2, "[1,3]")):
-        runs.append(write_run(tmp_path / str(count), [*ON_GPU, *RECIPES["remainder"], f"trainer.devices={devices}"]))
+        runs.append(
+            write_run(
+                tmp_path / str(count),
+                [*ON_GPU, *RECIPES["remainder"], f"trainer.devices={devices}"],
+            )
+        )
         train_all(runs[-1:], count, **gpus.environ(4))
         assert runs[-1].read_summary()["device"] == "Pretended GPU"
     worst = difference(*runs)
@@ -116,5 +141,8 @@ def test_calls_taken_by_cuda(matrix: tuple[Runs, str]) -> None:
     """A refusal would have ended the training."""
     _, output = matrix
     assert "Warning" not in output
-    counts = [int(number) for number in re.findall(r"(\d+) kinds of calls were put to CUDA's kernels", output)]
+    counts = [
+        int(number)
+        for number in re.findall(r"(\d+) kinds of calls were put to CUDA's kernels", output)
+    ]
     assert max(counts) > 250

@@ -17,7 +17,13 @@ from tests.support.harness import ROOT, SMALL, difference, environ, train_all, w
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
 # 18 steps an epoch, of which the host is 8 ahead
-RECIPE = (*SMALL, "global_batch_size=4", "model.dropout=0", "trainer.log_every_n_steps=1", "logger=tensorboard")
+RECIPE = (
+    *SMALL,
+    "global_batch_size=4",
+    "model.dropout=0",
+    "trainer.log_every_n_steps=1",
+    "logger=tensorboard",
+)
 ON_GPU = (*(override for override in RECIPE if override != "strategy=cpu"), "trainer.devices=1")
 HELD = 2 * 18  # the step after which checkpoints are held
 HOLDS = f"+callbacks.holds={{_target_:tests.support.callbacks.HoldsCheckpoints,step:{HELD}}}"
@@ -57,7 +63,12 @@ def rows(folder: RunFolder) -> dict[int, dict[str, float]]:
     """The logged values of each step."""
     events = EventAccumulator(str(folder.curves("train"))).Reload()
     found: dict[int, dict[str, float]] = defaultdict(dict)
-    for tag in ("loss/step", "accuracy/step", "optimization/gradient_norm", "optimization/learning_rate"):
+    for tag in (
+        "loss/step",
+        "accuracy/step",
+        "optimization/gradient_norm",
+        "optimization/learning_rate",
+    ):
         for event in events.Scalars(tag):
             assert tag not in found[event.step]
             found[event.step][tag] = event.value
@@ -86,8 +97,12 @@ def test_logged_values_as_on_cpu(uncut: RunFolder, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("more", [HOLDS, "+callbacks.last.every_n_train_steps=7"], ids=["while written", "before"])
-def test_resume_after_kill(gpus: PretendedGpus, uncut: RunFolder, tmp_path: Path, more: str) -> None:
+@pytest.mark.parametrize(
+    "more", [HOLDS, "+callbacks.last.every_n_train_steps=7"], ids=["while written", "before"]
+)
+def test_resume_after_kill(
+    gpus: PretendedGpus, uncut: RunFolder, tmp_path: Path, more: str
+) -> None:
     """While checkpoints are written, or after one, before which values that wait for the device are logged."""
     folder = write_run(tmp_path / "run", [*ON_GPU, "trainer.max_epochs=3", more, KILLED])
     for code in (-signal.SIGKILL, 0):

@@ -19,7 +19,8 @@ from tests.support.harness import (
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
-# five steps an epoch, the last one of six images, which has graphs from the third epoch on; dropout, clipping
+# five steps an epoch, the last one of six images, which has graphs from the third epoch on;
+# dropout, clipping
 STEPS = (
     *(override for override in SMALL if override != "strategy=cpu"),
     "model.width=2",
@@ -33,7 +34,11 @@ RECIPES = {
         *(*STEPS, *ACCUMULATE_AUGMENT, *PHOTOGRAPH_AUGMENT, "augment.rand_augment.num_ops=0"),
         *("optimizer=adamw", "callbacks=ema", "data.memory=host", "trainer.deterministic=true"),
     ),
-    "accumulation without dropout": (*STEPS, "trainer.accumulate_grad_batches=2", "model.dropout=0"),
+    "accumulation without dropout": (
+        *STEPS,
+        "trainer.accumulate_grad_batches=2",
+        "model.dropout=0",
+    ),
     "bfloat16": (*STEPS, "trainer.precision=bfloat16", "trainer.deterministic=true"),
     "float16": (*STEPS, "trainer.precision=float16"),
     "frozen epochs": (
@@ -41,13 +46,20 @@ RECIPES = {
         "+parameters.stem={pattern:'^(conv1|bn1|layer1)',frozen_epochs:2}",
         "+parameters.second={pattern:'^layer2',frozen_epochs:null}",
     ),
-    "class weights and mixed images": (*STEPS, "task.class_weights=[1,2,3,4,5,0,1,2,3,4]", "augment.mixup=0.4"),
+    "class weights and mixed images": (
+        *STEPS,
+        "task.class_weights=[1,2,3,4,5,0,1,2,3,4]",
+        "augment.mixup=0.4",
+    ),
     "custom network": OWN,
 }
 
 
 def pair(path: Path, *overrides: str) -> list[RunFolder]:
-    return [write_run(path / graph, [*overrides, f"trainer.graph={graph}"]) for graph in ("true", "false")]
+    return [
+        write_run(path / graph, [*overrides, f"trainer.graph={graph}"])
+        for graph in ("true", "false")
+    ]
 
 
 def graphs(folder: RunFolder) -> list[int]:
@@ -63,11 +75,14 @@ def test_graphs_as_eager(gpus: PretendedGpus, tmp_path: Path) -> None:
     assert difference(graphed, eager) == 0
 
 
-# numbers of GPUs: settings of their workers, recipes, and how many keys have graphs at the end: of the remainder of six
-# images, [2,1,1] gives one to the last worker
+# numbers of GPUs: settings of their workers, recipes, and how many keys have graphs at the end: of
+# the remainder of six images, [2,1,1] gives one to the last worker
 MATRIX = {
     1: (("trainer.devices=1",), dict.fromkeys(RECIPES, 2) | {"everything": 4}),
-    2: (("trainer.devices=2", "trainer.loads=[2,1]"), {"everything": 4, "float16": 2, "frozen epochs": 2}),
+    2: (
+        ("trainer.devices=2", "trainer.loads=[2,1]"),
+        {"everything": 4, "float16": 2, "frozen epochs": 2},
+    ),
     3: (("trainer.devices=3", "trainer.loads=[2,1,1]"), {"custom network": 1}),
 }
 
@@ -78,7 +93,10 @@ def test_every_option_as_eager(gpus: PretendedGpus, tmp_path: Path, count: int) 
     workers, recipes = MATRIX[count]
     pairs = {name: pair(tmp_path / name, *RECIPES[name], *workers) for name in recipes}
     train_all([run for runs in pairs.values() for run in runs], count, **gpus.environ(3))
-    found = {name: (graphs(graphed)[-1], difference(graphed, eager)) for name, (graphed, eager) in pairs.items()}
+    found = {
+        name: (graphs(graphed)[-1], difference(graphed, eager))
+        for name, (graphed, eager) in pairs.items()
+    }
     assert found == {name: (num_keys, 0) for name, num_keys in recipes.items()}
 
 
@@ -95,7 +113,10 @@ def test_resume_after_capture(gpus: PretendedGpus, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_nan_loss_ends_replayed_run(gpus: PretendedGpus, tmp_path: Path) -> None:
-    network = [*(text for text in own_network("HasADomain") if text != "strategy=cpu"), "scheduler=constant"]
+    network = [
+        *(text for text in own_network("HasADomain") if text != "strategy=cpu"),
+        "scheduler=constant",
+    ]
     runs = pair(tmp_path, *network, *STEPS[-2:], "optimizer.lr=0.1", "trainer.devices=1")
     for folder in runs:
         train_all([folder], 1, EXIT_FAILED, **gpus.environ(1))
@@ -104,7 +125,9 @@ def test_nan_loss_ends_replayed_run(gpus: PretendedGpus, tmp_path: Path) -> None
     assert graphs(runs[0])[-1] > 0
     assert graphed == eager
     saved, expected = map(state, runs)
-    assert all(value.isfinite().all() and value.equal(expected[name]) for name, value in saved.items())
+    assert all(
+        value.isfinite().all() and value.equal(expected[name]) for name, value in saved.items()
+    )
 
 
 @pytest.mark.full
@@ -119,6 +142,8 @@ def test_capture_refused_on_one_rank(gpus: PretendedGpus, tmp_path: Path) -> Non
 @pytest.mark.full
 def test_out_of_memory_after_capture(gpus: PretendedGpus, tmp_path: Path) -> None:
     network = [text for text in own_network("OutOfMemoryAfterACapture") if text != "strategy=cpu"]
-    folder = write_run(tmp_path / "run", [*network, *STEPS[-2:], "trainer.graph=true", "trainer.devices=2"])
+    folder = write_run(
+        tmp_path / "run", [*network, *STEPS[-2:], "trainer.graph=true", "trainer.devices=2"]
+    )
     train_all([folder], 2, EXIT_FAILED, **gpus.environ(2))
     assert "rank 1 of 2 ran out of memory" in folder.failure.read_text()

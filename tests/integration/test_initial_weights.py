@@ -22,7 +22,11 @@ STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it, 
 
 def weights(path: Path) -> dict[str, Tensor]:
     state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    return {name: value for name, value in state.items() if "running" not in name and "num_batches" not in name}
+    return {
+        name: value
+        for name, value in state.items()
+        if "running" not in name and "num_batches" not in name
+    }
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,9 @@ def test_init_from_best_checkpoint(source: RunFolder, tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     fresh = trained(tmp_path / "fresh", [*INITIAL, *STILL])
-    assert not torch.equal(before["net.conv1.weight"], weights(fresh.last_checkpoint)["net.conv1.weight"])
+    assert not torch.equal(
+        before["net.conv1.weight"], weights(fresh.last_checkpoint)["net.conv1.weight"]
+    )
 
 
 def test_missing_weights_refused(source: RunFolder, tmp_path: Path) -> None:
@@ -69,7 +75,9 @@ def test_missing_weights_refused(source: RunFolder, tmp_path: Path) -> None:
         (("task.class_weights=[1,2]", "hydra.run.dir=mine"), "task.class_weights has 2 numbers"),
     ],
 )
-def test_wrong_settings_leave_no_run(source: RunFolder, tmp_path: Path, more: tuple[str, ...], error: str) -> None:
+def test_wrong_settings_leave_no_run(
+    source: RunFolder, tmp_path: Path, more: tuple[str, ...], error: str
+) -> None:
     before = tmp_path / "outputs/2026-11-20/before"
     for folder in (before, tmp_path / "mine"):
         folder.mkdir(parents=True)
@@ -79,6 +87,8 @@ def test_wrong_settings_leave_no_run(source: RunFolder, tmp_path: Path, more: tu
     done = commands.run(command(*INITIAL, *texts[:-1]), tmp_path)
     assert done.returncode == EXIT_CONFIG
     assert texts[-1] in done.stderr
-    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()]
+    files = [
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if not path.is_dir()
+    ]
     assert sorted(files) == ["mine/notes.txt", "outputs/2026-11-20/before/notes.txt"]
     assert (tmp_path / "outputs/latest").resolve() == before

@@ -46,7 +46,9 @@ def run(cwd: Path, *overrides: str, **variables: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_workers_like_new_processes(tmp_path: Path, num_workers: int) -> None:
-    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
+    notes = (
+        f"+callbacks.notes={{_target_:tests.support.callbacks.NotesProcess,folder:'{tmp_path}'}}"
+    )
     words = command(*SMALL, f"trainer.devices={num_workers}", "trainer.max_epochs=1", notes)
     variables = {name: value for name, value in environ().items() if name != "OMP_NUM_THREADS"}
     # an input, a variable and arguments of the command; several workers have no input
@@ -60,7 +62,9 @@ def test_workers_like_new_processes(tmp_path: Path, num_workers: int) -> None:
     )
     out, _ = started.communicate("for the worker", PATIENCE_S)
     assert started.returncode == 0, out
-    facts = [json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(num_workers)]
+    facts = [
+        json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(num_workers)
+    ]
     expected = {
         "has_started_cuda": False,
         "input": "" if num_workers > 1 else "for the worker",
@@ -86,15 +90,23 @@ def test_stream_leaves_no_process(tmp_path: Path, is_killed: bool, length: int) 
     write_folder(tmp_path / "images", count=20)
     kept = [override for override in SMALL if not override.startswith("data")]
     streamed = ["data=image_folder", "data.root=images", "data.memory=stream", "data.num_workers=1"]
-    sizes = ["data.image_size=16", f"trainer.max_epochs={1000 if is_killed else 1}", "trainer.devices=2"]
+    sizes = [
+        "data.image_size=16",
+        f"trainer.max_epochs={1000 if is_killed else 1}",
+        "trainer.devices=2",
+    ]
     with tempfile.TemporaryDirectory(prefix="t" * (length or 1)) as temporary:
         words = command(*kept, *streamed, *sizes)
         process = subprocess.Popen(words, cwd=tmp_path, env={**environ(), "TMPDIR": temporary})
         wait_until(lambda: _sockets(temporary) or process.poll() is not None, "the server")
         (sockets,) = _sockets(temporary)
-        assert (sockets.parent == Path(temporary)) == (length == 0), "only sockets are elsewhere, if they must be"
+        assert (sockets.parent == Path(temporary)) == (length == 0), (
+            "only sockets are elsewhere, if they must be"
+        )
         if is_killed:
-            wait_until(lambda: (tmp_path / "outputs" / "latest" / "metrics.csv").exists(), "an epoch")
+            wait_until(
+                lambda: (tmp_path / "outputs" / "latest" / "metrics.csv").exists(), "an epoch"
+            )
             process.kill()
         assert process.wait(PATIENCE_S) == (-signal.SIGKILL if is_killed else 0)
         wait_until(lambda: _environments(temporary) == [], "the end of all processes")
@@ -124,7 +136,9 @@ def test_failing_rank_shown_with_custom_frames(tmp_path: Path) -> None:
     done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
     assert done.returncode == 1
     folder = latest(tmp_path)
-    assert folder.failure.read_text().startswith("rank 1 of 2 failed:\nTraceback (most recent call last):\n")
+    assert folder.failure.read_text().startswith(
+        "rank 1 of 2 failed:\nTraceback (most recent call last):\n"
+    )
     assert f"  {ROOT}/tests/support/networks.py:" in done.stderr
     assert "ZeroDivisionError: the network of rank 1 is broken" in done.stderr
     assert folder.read_status()["state"] == "failed"
@@ -142,9 +156,12 @@ def test_failure_elsewhere_recorded_there(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "rank"), [("stopped", 75, 0), ("finished", 0, 1), ("training", 130, 0), ("training", 130, 1)]
+    ("state", "code", "rank"),
+    [("stopped", 75, 0), ("finished", 0, 1), ("training", 130, 0), ("training", 130, 1)],
 )
-def test_second_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, code: int, rank: int) -> None:
+def test_second_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, code: int, rank: int
+) -> None:
     def interrupted(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         folder.update_status(state=state, reason="signal SIGINT")
         for _ in range(2):
@@ -165,7 +182,9 @@ def test_nan_loss_ends_run(tmp_path: Path, num_workers: int) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
-    assert done.stderr.startswith("The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5) on rank ")
+    assert done.stderr.startswith(
+        "The loss is not finite in optimizer step 30 (epoch 6, micro-batch 5) on rank "
+    )
     assert "Lower optimizer.lr" in done.stderr
     saved = torch.load(folder.last_checkpoint, weights_only=True)
     assert saved["global_step"] == 25
@@ -176,7 +195,11 @@ def test_torchrun(tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", SMALL)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, str(ROOT / "train.py"), *SMALL], cwd=tmp_path, env=environ(), capture_output=True, text=True
+        [*torchrun, str(ROOT / "train.py"), *SMALL],
+        cwd=tmp_path,
+        env=environ(),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(tmp_path.glob("outputs/*/*/config.yaml"))) == 1
@@ -200,8 +223,18 @@ def test_ranks_with_other_settings_refused(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     tasks = []
     for rank, seed in enumerate((0, 1)):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
-        place |= {"MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": True}
+        place = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        place |= {
+            "MASTER_PORT": store.port,
+            "TORCHELASTIC_RUN_ID": "x",
+            "TORCHELASTIC_USE_AGENT_STORE": True,
+        }
         tasks.append(
             Command(
                 command(*SMALL, f"seed={seed}"),

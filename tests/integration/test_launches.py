@@ -1,7 +1,7 @@
 """A budget of launches of a training step: each costs the host some 30 us on one H100, and a step lasts 5 ms there.
 
-A call of the dispatcher counts as one. For 270 of them CUDA launches about 390: four for a batch norm, three for its
-gradient, two for that of a convolution.
+A call of the dispatcher counts as one. For 270 of them CUDA launches about 390: four for a batch
+norm, three for its gradient, two for that of a convolution.
 """
 
 import json

@@ -46,7 +46,7 @@ def network(option: str, *changes: str) -> nn.Module:
     return build.build(config.model, in_channels=1, num_classes=10)
 
 
-# -- which networks ----------------------------------------------------------------------------------------------------
+# -- which networks --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,21 @@ def test_faulty_convolution_none(layer: nn.Module) -> None:
 @pytest.mark.parametrize("option", MODELS)
 def test_faulty_convolution_by_width(option: str) -> None:
     for num_written in (AVX2_NUMBERS, AVX512_NUMBERS):
-        as_many, narrow = (network(option, f"model.width={width}") for width in (num_written, num_written - 1))
+        as_many, narrow = (
+            network(option, f"model.width={width}") for width in (num_written, num_written - 1)
+        )
         assert faulty_convolution(as_many, "float32", num_written) is None
         assert faulty_convolution(narrow, "float32", num_written) == "layer2.0.downsample.0"
 
 
 def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        arguments, cwd=cwd, env={**environ(), **variables}, capture_output=True, text=True, timeout=PATIENCE_S
+        arguments,
+        cwd=cwd,
+        env={**environ(), **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -100,17 +107,21 @@ def test_unsafe_layout_refused(tmp_path: Path) -> None:
     settings = (*FLOAT32, "data.train_size=16")
     fine = run(tmp_path, command(*settings, "hydra.run.dir=run"), **WITHOUT_AVX512)
     assert fine.returncode == 0, fine.stderr
-    forced = run(tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512)
+    forced = run(
+        tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512
+    )
     assert forced.returncode == EXIT_CONFIG, forced.stderr
     assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.stderr
     saved = tmp_path / "run" / "config.yaml"
-    saved.write_text(saved.read_text().replace("memory_format: auto", "memory_format: channels_last"))
+    saved.write_text(
+        saved.read_text().replace("memory_format: auto", "memory_format: channels_last")
+    )
     tool = [sys.executable, "-m", "lockstep.cli.main", "eval", "run"]
     evaluated = run(tmp_path, tool, **WITHOUT_AVX512)
     assert evaluated.returncode == 0, evaluated.stderr
 
 
-# -- the error itself, and the compiler --------------------------------------------------------------------------------
+# -- the error itself, and the compiler ------------------------------------------------------------
 
 
 COMPILED = """
@@ -142,17 +153,24 @@ def test_compiler_keeps_layout(tmp_path: Path) -> None:
     assert float(compiled.stdout) < 1e-4
 
 
-# -- whole trainings ---------------------------------------------------------------------------------------------------
+# -- whole trainings -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_float32_any_instructions(name: str, tmp_path: Path, float64: dict[int, RunFolder]) -> None:
-    folders = {width: write_run(tmp_path / str(width), [*FLOAT32, f"model.width={width}"]) for width in float64}
+    folders = {
+        width: write_run(tmp_path / str(width), [*FLOAT32, f"model.width={width}"])
+        for width in float64
+    }
     train_all(list(folders.values()), 1, **INSTRUCTIONS[name])
     for width, folder in folders.items():
         expected = state(float64[width])
-        # 1e-6 by rounding, 4e-4 where a value rounds to the other side of a ReLU; wrong gradients: 0.02 and more
-        worst = max((value.double() - expected[key]).abs().max().item() for key, value in state(folder).items())
+        # 1e-6 by rounding, 4e-4 where a value rounds to the other side of a ReLU; wrong gradients:
+        # 0.02 and more
+        worst = max(
+            (value.double() - expected[key]).abs().max().item()
+            for key, value in state(folder).items()
+        )
         assert worst < 2e-3, f"model.width={width}"
 
 
@@ -160,7 +178,10 @@ def test_float32_any_instructions(name: str, tmp_path: Path, float64: dict[int, 
 def float64(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     """One training of each width in a precision that oneDNN does not compute."""
     path = tmp_path_factory.mktemp("float64")
-    folders = {width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"]) for width in (1, 3, 7, 8)}
+    folders = {
+        width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"])
+        for width in (1, 3, 7, 8)
+    }
     train_all(list(folders.values()), 1)
     return folders
 
@@ -170,7 +191,9 @@ def test_resume_other_layout(tmp_path: Path) -> None:
     alone, resumed = trained(tmp_path / "alone", recipe), write_run(tmp_path / "resumed", recipe)
     cut_after(resumed, 2)
     resumed.config.write_text(
-        resumed.config.read_text().replace("memory_format: channels_last", "memory_format: contiguous")
+        resumed.config.read_text().replace(
+            "memory_format: channels_last", "memory_format: contiguous"
+        )
     )
     assert train(resumed) == 0
     assert difference(alone, resumed) < 1e-12

@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-# -- weights -----------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------
 
 STILL = ("optimizer.lr=1e-300", "scheduler=constant")  # no weight moves by it
 
@@ -54,12 +54,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("library", "name", "first", "head", "mean"),
     [
-        ("torchvision", "squeezenet1_1", "features.0.weight", "classifier.1", (0.485 + 0.456 + 0.406) / 3),
+        (
+            "torchvision",
+            "squeezenet1_1",
+            "features.0.weight",
+            "classifier.1",
+            (0.485 + 0.456 + 0.406) / 3,
+        ),
         ("timm", "test_resnet", "conv1.0.weight", "fc", 0.5),
     ],
 )
 def test_pretrained_file(
-    files: dict[str, Path], tmp_path: Path, library: str, name: str, first: str, head: str, mean: float
+    files: dict[str, Path],
+    tmp_path: Path,
+    library: str,
+    name: str,
+    first: str,
+    head: str,
+    mean: float,
 ) -> None:
     settings = (f"model.pretrained={files[library]}", "trainer.devices=2", *STILL)
     folder = write_run(tmp_path / "run", of_library(f"{library} {name}", *settings))
@@ -83,20 +95,26 @@ def test_pretrained_file(
 @pytest.mark.parametrize(
     ("name", "is_file"), [("densenet121", False), ("squeezenet1_1", False), ("squeezenet1_1", True)]
 )
-def test_old_names_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_file: bool) -> None:
+def test_old_names_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_file: bool
+) -> None:
     saved = models.get_model(name).state_dict()
     saved = {key: value for key, value in saved.items() if not key.endswith("num_batches_tracked")}
-    there = {re.sub(r"(denselayer\d+\.[a-z]+)(\d)", r"\1.\2", key): value for key, value in saved.items()}
+    there = {
+        re.sub(r"(denselayer\d+\.[a-z]+)(\d)", r"\1.\2", key): value for key, value in saved.items()
+    }
     file: Any = True
     if is_file:
         torch.save(there, file := str(tmp_path / "weights.pth"))
-    monkeypatch.setattr(models._api, "load_state_dict_from_url", lambda *arguments, **more: dict(there))
+    monkeypatch.setattr(
+        models._api, "load_state_dict_from_url", lambda *arguments, **more: dict(there)
+    )
     net: Any = of_torchvision(3, 1000, name=name, **{**PLAIN, "pretrained": file})
     net.origin.load()
     assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
 
 
-# -- how they are fitted -----------------------------------------------------------------------------------------------
+# -- how they are fitted ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_channels", [1, 3, 4, 7])
@@ -107,7 +125,9 @@ def test_adapt_channels(num_channels: int) -> None:
     grey = torch.randn(2, 1, 6, 6, dtype=torch.float64)
     expected = nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
     if num_channels in (1, 3):
-        torch.testing.assert_close(nn.functional.conv2d(grey.expand(-1, num_channels, -1, -1), found), expected)
+        torch.testing.assert_close(
+            nn.functional.conv2d(grey.expand(-1, num_channels, -1, -1), found), expected
+        )
     else:
         torch.testing.assert_close(found[:, :3] * num_channels / 3, weight)
 
@@ -126,7 +146,9 @@ def test_adapt_channels(num_channels: int) -> None:
 def test_finetune_head_rate(make: Any, name: str, head: str) -> None:
     """Composed from conf/experiment/finetune.yaml, whose pattern null is the head of any network."""
     library = make.__name__
-    config = plan(["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]).configs[0]
+    config = plan(
+        ["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]
+    ).configs[0]
     net = make(3, 7, name=name, **PLAIN)
     rules = parameter_rules(config, net, nn.Module(), 7)
     groups = ParameterGroups(net, nn.Module(), rules).optimizer_groups(0.01)
@@ -138,7 +160,10 @@ def test_finetune_head_rate(make: Any, name: str, head: str) -> None:
 
 @pytest.mark.parametrize(
     ("make", "name", "head"),
-    [(of_torchvision, "efficientnet_b0", "classifier.1"), (of_timm, "test_efficientnet", "classifier")],
+    [
+        (of_torchvision, "efficientnet_b0", "classifier.1"),
+        (of_timm, "test_efficientnet", "classifier"),
+    ],
 )
 def test_new_head_equal_outputs(make: Any, name: str, head: str) -> None:
     """That of an EfficientNet for few classes, as its libraries draw it, begins at a loss of several times log(5)."""
@@ -161,7 +186,9 @@ def test_frozen_norms(files: dict[str, Path], tmp_path: Path) -> None:
         assert is_norm == (here.shape == value.shape and torch.equal(here, value)), name
 
 
-@pytest.mark.parametrize(("make", "name"), [(of_torchvision, "mobilenet_v2"), (of_timm, "test_efficientnet")])
+@pytest.mark.parametrize(
+    ("make", "name"), [(of_torchvision, "mobilenet_v2"), (of_timm, "test_efficientnet")]
+)
 def test_head_only(make: Any, name: str) -> None:
     net = make(2, 7, name=name, **{**PLAIN, "head_only": True})
     trained = [key for key, parameter in net.named_parameters() if parameter.requires_grad]
@@ -172,7 +199,9 @@ def test_head_only(make: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("network", ["torchvision squeezenet1_1", "timm resnet18"])
-def test_failed_download_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
+def test_failed_download_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str
+) -> None:
     def refuse(*arguments: Any, **more: Any) -> Any:
         raise OSError("<urlopen error [Errno -2] Name or service not known>")
 
@@ -192,11 +221,20 @@ def test_old_names_timm(tmp_path: Path) -> None:
         there = re.sub(r"^stem\.", "downsample_layers.0.", name)
         there = re.sub(r"^stages\.(\d)\.blocks\.", r"stages.\1.", there)
         there = re.sub(r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1.", there)
-        for here, before in (("conv_dw", "dwconv"), ("mlp.fc", "pwconv"), ("head.norm", "norm"), ("head.fc", "head")):
+        for here, before in (
+            ("conv_dw", "dwconv"),
+            ("mlp.fc", "pwconv"),
+            ("head.norm", "norm"),
+            ("head.fc", "head"),
+        ):
             there = there.replace(here, before)
         names[there] = name
-    torch.save({"model": {there: saved[name] for there, name in names.items()}}, tmp_path / "weights.pth")
-    net: Any = of_timm(3, 1000, name="test_convnext", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")})
+    torch.save(
+        {"model": {there: saved[name] for there, name in names.items()}}, tmp_path / "weights.pth"
+    )
+    net: Any = of_timm(
+        3, 1000, name="test_convnext", **{**PLAIN, "pretrained": str(tmp_path / "weights.pth")}
+    )
     net.origin.load()
     assert all(torch.equal(net.state_dict()[key], value) for key, value in saved.items())
 
@@ -204,8 +242,16 @@ def test_old_names_timm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "error"),
     [
-        (of_torchvision, {"name": "resnet18", "dropout": 0.1}, "unexpected keyword argument 'dropout'"),
-        (of_torchvision, {"name": "swin_t", "drop_path": 0.1}, "values for keyword argument 'stochastic_depth_prob'"),
+        (
+            of_torchvision,
+            {"name": "resnet18", "dropout": 0.1},
+            "unexpected keyword argument 'dropout'",
+        ),
+        (
+            of_torchvision,
+            {"name": "swin_t", "drop_path": 0.1},
+            "values for keyword argument 'stochastic_depth_prob'",
+        ),
         (of_torchvision, {"name": "googlenet"}, "model.name=googlenet has auxiliary outputs"),
         (of_timm, {"name": "resnet18.nope"}, "model.name=resnet18.nope: Invalid pretrained tag"),
     ],

@@ -40,7 +40,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
 
 def events(folder: RunFolder, split: str = "train") -> EventAccumulator:
     """Everything TensorBoard reads of a split of a run."""
-    return EventAccumulator(str(folder.curves(split)), size_guidance={"scalars": 0, "images": 0, "tensors": 0}).Reload()
+    return EventAccumulator(
+        str(folder.curves(split)), size_guidance={"scalars": 0, "images": 0, "tensors": 0}
+    ).Reload()
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,13 @@ def test_curves_any_workers(runs: dict[int, RunFolder]) -> None:
         alone, shared = events(runs[1], split), events(runs[3], split)
         assert set(shared.Tags()["scalars"]) == tags
         for tag in tags - {"machine/images_per_s", "machine/memory_gib"}:
-            one, other = ([(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared))
+            one, other = (
+                [(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared)
+            )
             assert [step for step, _ in one] == [step for step, _ in other], tag
-            assert [value for _, value in one] == pytest.approx([value for _, value in other], rel=1e-6), tag
+            assert [value for _, value in one] == pytest.approx(
+                [value for _, value in other], rel=1e-6
+            ), tag
 
 
 def test_confusion_matrix(runs: dict[int, RunFolder]) -> None:
@@ -87,4 +93,7 @@ def test_picture_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(plots, "confusion_matrix", fail)
     with pytest.warns(UserWarning, match="pictures of the test are incomplete: OSError"):
         assert train(folder) == 0
-    assert {path.stem for path in folder.pictures.iterdir()} == {"test_confusion_matrix", "test_reliability"}
+    assert {path.stem for path in folder.pictures.iterdir()} == {
+        "test_confusion_matrix",
+        "test_reliability",
+    }

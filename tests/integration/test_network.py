@@ -22,7 +22,12 @@ from tests.support.composed import config_of, errors_of
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-STEP |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_ID": "2", "SLURM_STEP_NODELIST": "n[2-3]", "SLURM_NTASKS": "8"}
+STEP |= {
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "n[2-3]",
+    "SLURM_NTASKS": "8",
+}
 STEP |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
 MEET = """
 import os, sys
@@ -40,14 +45,19 @@ print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNA
 """
 
 
-# -- where they meet ---------------------------------------------------------------------------------------------------
+# -- where they meet -------------------------------------------------------------------------------
 
 
 def test_outer_world() -> None:
     world = World("srun", 3, 1, 1, 4, 2, "7-0-2", ("n2", 15000 + 32 * 7 + 2))
     assert outer_world(STEP) == world
     torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n2"}
+    script = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "8",
+        "SLURM_JOB_NODELIST": "n2",
+    }
     for variables, name, expected in (
         ({**STEP, "SLURM_RESTART_COUNT": "1"}, "step", "7-1-2"),
         (STEP, "is_on_one_machine", False),
@@ -87,7 +97,10 @@ def test_rendezvous_file(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", texts)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", MEET, str(rank), str(folder.path)], cwd=ROOT, env=environ(), stdout=subprocess.PIPE
+            [sys.executable, "-c", MEET, str(rank), str(folder.path)],
+            cwd=ROOT,
+            env=environ(),
+            stdout=subprocess.PIPE,
         )
         for rank in (1, 0)  # rank 1 waits for the file
     ]
@@ -111,13 +124,16 @@ def test_mixed_devices_refused() -> None:
         process_group._refuse_mixed(device, World("srun", rank, 0, rank, 3), client)
 
     with ThreadPoolExecutor(3) as pool:
-        found = [future.exception(PATIENCE_S) for future in [pool.submit(join, rank) for rank in range(3)]]
+        found = [
+            future.exception(PATIENCE_S)
+            for future in [pool.submit(join, rank) for rank in range(3)]
+        ]
     assert all(isinstance(error, ConfigError) for error in found)
     (text,) = {str(error) for error in found}
     assert text.startswith("1 of 3 workers have no GPU")
 
 
-# -- over which network ------------------------------------------------------------------------------------------------
+# -- over which network ----------------------------------------------------------------------------
 
 
 def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +146,9 @@ def test_interface_errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_interface_refused_in_workers(tmp_path: Path) -> None:
-    done = commands.lockstep(tmp_path, "train", *SMALL, "trainer.devices=2", "strategy=cpu", "strategy.interface=eth99")
+    done = commands.lockstep(
+        tmp_path, "train", *SMALL, "trainer.devices=2", "strategy=cpu", "strategy.interface=eth99"
+    )
     assert done.returncode == 2
     assert done.stderr.count("strategy.interface=eth99") == 1
     assert not list((tmp_path / "outputs").rglob("config.yaml"))

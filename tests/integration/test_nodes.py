@@ -17,7 +17,16 @@ from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from tests.support import nodes
 from tests.support.commands import latest
 from tests.support.exact import trained
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    wait_until,
+    write_run,
+)
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 LONGER = (*SMALL, "trainer.max_epochs=12")
@@ -32,10 +41,14 @@ def two() -> Iterator[nodes.Nodes]:
 class Both:
     """A command that runs on both nodes."""
 
-    def __init__(self, two: nodes.Nodes, cwd: Path, *words: str | Path, **variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, two: nodes.Nodes, cwd: Path, *words: str | Path, **variables: Mapping[str, str]
+    ) -> None:
         self.logs = [cwd / f"{node}.log" for node in two.addresses]
         self.processes = [
-            two.start(node, words, cwd=cwd, environ={**environ(), **variables.get(node, {})}, log=log)
+            two.start(
+                node, words, cwd=cwd, environ={**environ(), **variables.get(node, {})}, log=log
+            )
             for node, log in zip(two.addresses, self.logs, strict=True)
         ]
 
@@ -76,7 +89,12 @@ def test_stops_and_resumes_two_nodes(two: nodes.Nodes, tmp_path: Path, figure: A
     assert second.codes() == [EXIT_STOPPED, EXIT_STOPPED], second.text()
     assert folder.read_status()["reason"] == "stop flag: enough"
     assert folder.read_status()["step"] > before.get("step", 0)
-    rest = command(f"resume={folder.path}", "trainer.num_nodes=1", "trainer.devices=1", "strategy.interface=null")
+    rest = command(
+        f"resume={folder.path}",
+        "trainer.num_nodes=1",
+        "trainer.devices=1",
+        "strategy.interface=null",
+    )
     subprocess.run(rest, check=True, env=environ(), cwd=tmp_path)
     alone = trained(tmp_path / "alone", LONGER)
     largest = difference(alone, folder)
@@ -99,7 +117,9 @@ def test_exit_code_of_pod(tmp_path: Path, torchrun: str, code: int) -> None:
     folder.write_status(state="stopped")
     (tmp_path / "torchrun").write_text(f"#!/bin/sh\n{torchrun}\n")
     assert (
-        subprocess.run(script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S).returncode
+        subprocess.run(
+            script, cwd=tmp_path, env={**environ(), **variables["n1"]}, timeout=PATIENCE_S
+        ).returncode
         == code
     )
 
@@ -111,12 +131,18 @@ def listening(two: nodes.Nodes, node: str, tmp_path: Path) -> set[str]:
     assert two.start(node, command, cwd=tmp_path, environ=environ(), log=log).wait(PATIENCE_S) == 0
     rows = [line.split() for line in log.read_text().splitlines()]
     codes = {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
-    return {socket.inet_ntoa(bytes.fromhex(code)[::-1]) if len(code) == 8 else code for code in codes}
+    return {
+        socket.inet_ntoa(bytes.fromhex(code)[::-1]) if len(code) == 8 else code for code in codes
+    }
 
 
 def test_one_machine_listens_on_loopback(two: nodes.Nodes, tmp_path: Path) -> None:
     """And with all the open files they may have: gloo aborts when others use up the last one."""
-    words = ["prlimit", "--nofile=1024:2048", *command(*SMALL, "trainer.devices=2", "trainer.max_epochs=500")]
+    words = [
+        "prlimit",
+        "--nofile=1024:2048",
+        *command(*SMALL, "trainer.devices=2", "trainer.max_epochs=500"),
+    ]
     run = two.start("n1", words, cwd=tmp_path, environ=environ(), log=tmp_path / "n1.log")
     try:
         wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
@@ -130,10 +156,20 @@ def test_one_machine_listens_on_loopback(two: nodes.Nodes, tmp_path: Path) -> No
 
 def test_two_nodes_listen_on_one_address(two: nodes.Nodes, tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    step |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
-    place = {f"n{rank + 1}": {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)} for rank in range(2)}
+    step |= {
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+    }
+    place = {
+        f"n{rank + 1}": {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)}
+        for rank in range(2)
+    }
     both = Both(
-        two, tmp_path, *command(*SMALL, "trainer.devices=1", "trainer.num_nodes=2", "trainer.max_epochs=500"), **place
+        two,
+        tmp_path,
+        *command(*SMALL, "trainer.devices=1", "trainer.num_nodes=2", "trainer.max_epochs=500"),
+        **place,
     )
     wait_until(lambda: latest(tmp_path).read_status().get("step", 0) >= 2, "second step")
     assert listening(two, "n1", tmp_path) == {two.addresses["n1"]}
@@ -143,12 +179,28 @@ def test_two_nodes_listen_on_one_address(two: nodes.Nodes, tmp_path: Path) -> No
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
     """The command of the pods of docs/cluster.md, and the variables of each, with the commands of this Python."""
-    _, job = yaml.safe_load_all((ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0])
+    _, job = yaml.safe_load_all(
+        (ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0]
+    )
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    script = container["args"][0].replace("lockstep-0.lockstep", "n1").replace("train.py", str(ROOT / "train.py"))
-    for name, module in {"lockstep": "lockstep.cli.main", "torchrun": "torch.distributed.run"}.items():
+    script = (
+        container["args"][0]
+        .replace("lockstep-0.lockstep", "n1")
+        .replace("train.py", str(ROOT / "train.py"))
+    )
+    for name, module in {
+        "lockstep": "lockstep.cli.main",
+        "torchrun": "torch.distributed.run",
+    }.items():
         (tmp_path / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         (tmp_path / name).chmod(0o755)
-    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODES": "2", "GPUS": "1", "RUN": str(tmp_path / "run")}
+    given = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "NODES": "2",
+        "GPUS": "1",
+        "RUN": str(tmp_path / "run"),
+    }
     given["SETTINGS"] = " ".join([*LONGER, "strategy.interface=eth0"])
-    return [*container["command"], script], {f"n{i + 1}": {**given, "JOB_COMPLETION_INDEX": str(i)} for i in range(2)}
+    return [*container["command"], script], {
+        f"n{i + 1}": {**given, "JOB_COMPLETION_INDEX": str(i)} for i in range(2)
+    }

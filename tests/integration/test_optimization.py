@@ -1,6 +1,7 @@
 """Schedules of every kind and parts of a network with rules of their own: what they do.
 
-The arithmetic is that of tests/unit/models/test_parameter_groups.py, a resume that of test_exactness.py.
+The arithmetic is that of tests/unit/models/test_parameter_groups.py, a resume that of
+test_exactness.py.
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_rates_of_schedules(tmp_path: Path) -> None:
     assert len(set(rates["warm restarts"])) > 1
 
 
-# -- what does not fit, before the first step --------------------------------------------------------------------------
+# -- what does not fit, before the first step ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,11 @@ def test_rates_of_schedules(tmp_path: Path) -> None:
             "model._target_=torchvision.models.resnet18: ",
         ),
         (
-            ("scheduler=constant", f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts", "+scheduler.T_0=0"),
+            (
+                "scheduler=constant",
+                f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts",
+                "+scheduler.T_0=0",
+            ),
             f"scheduler._target_={TORCHS}.CosineAnnealingWarmRestarts: ",
         ),
     ],

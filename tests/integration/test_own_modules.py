@@ -21,7 +21,9 @@ def test_resume_other_workers(tmp_path: Path, settings: tuple[str, ...]) -> None
     train_all([resumed], 3)
     expected, found = state(uncut), state(resumed)
     assert found.keys() == expected.keys()
-    assert max((found[name].double() - expected[name].double()).abs().max() for name in found) <= 1e-12
+    assert (
+        max((found[name].double() - expected[name].double()).abs().max() for name in found) <= 1e-12
+    )
 
 
 def test_logged_values_recorded(tmp_path: Path) -> None:
@@ -37,13 +39,19 @@ def test_logged_values_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        ([f"module._target_={MODULES}.LogsItsShard", "trainer.devices=2"], "logs different values on the workers"),
+        (
+            [f"module._target_={MODULES}.LogsItsShard", "trainer.devices=2"],
+            "logs different values on the workers",
+        ),
         (
             [*PLAIN, "callbacks.checkpoint.monitor=val/f1", "callbacks.checkpoint.mode=max"],
             "is not logged by module._t",
         ),
         ([*PLAIN, "compile=true"], "compile=true is of Lockstep's own module"),
-        ([*PLAIN, "trainer.precision=float16"], "trainer.precision=float16 is of Lockstep's own module"),
+        (
+            [*PLAIN, "trainer.precision=float16"],
+            "trainer.precision=float16 is of Lockstep's own module",
+        ),
         ([*PLAIN, "trainer.graph=true"], "trainer.graph=true is of Lockstep's own module"),
         (["module._target_=torch.nn.Identity"], "it is not a LightningModule"),
         ([*PLAIN, "+module.width=3"], "module.width is not a setting"),

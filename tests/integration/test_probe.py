@@ -34,7 +34,9 @@ def alone(settings: Sequence[str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("devices", [2, 3])
-def test_resume_other_workers(alone: RunFolder, settings: Sequence[str], tmp_path: Path, devices: int) -> None:
+def test_resume_other_workers(
+    alone: RunFolder, settings: Sequence[str], tmp_path: Path, devices: int
+) -> None:
     run = write_run(tmp_path / "run", [*settings, "trainer.devices=1"])
     cut_after(run, 2)
     run.config.write_text(run.config.read_text().replace("devices: 1", f"devices: {devices}"))
@@ -42,15 +44,23 @@ def test_resume_other_workers(alone: RunFolder, settings: Sequence[str], tmp_pat
     assert difference(run, alone) < 1e-9
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:.*does not have many workers")
+@pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec.* is deprecated", "ignore:.*does not have many workers"
+)
 def test_fine_tuning_init_from(alone: RunFolder, settings: Sequence[str], tmp_path: Path) -> None:
-    of_both = [text for text in settings if not text.startswith(("experiment", "trainer.max_epochs"))]
+    of_both = [
+        text for text in settings if not text.startswith(("experiment", "trainer.max_epochs"))
+    ]
     run = write_run(tmp_path / "run", ["experiment=finetune", *of_both, f"init_from={alone.path}"])
     checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(alone.path)))
     with session.open_session(run, config_file.load(run.config), None) as here:
         here, data, module, _ = prepare_training(here, is_new=True)
-        assert any(value.requires_grad for name, value in module.named_parameters() if "conv" in name)
-        run_parts.lightning_trainer(here, module, logger=False).validate(module, data, verbose=False)
+        assert any(
+            value.requires_grad for name, value in module.named_parameters() if "conv" in name
+        )
+        run_parts.lightning_trainer(here, module, logger=False).validate(
+            module, data, verbose=False
+        )
         assert isinstance(module, Classifier)
     best = min(float(row["val/loss"]) for row in alone.read_metrics())
     assert module.metrics["val/loss"] == pytest.approx(best, rel=1e-9)

@@ -23,7 +23,12 @@ from tests.support.sources import SETTINGS, digits
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 DIGITS = (*on_data("data=digits"), "trainer.max_epochs=4", "global_batch_size=64")
 LABELS = (
-    *(*DIGITS, "data._target_=tests.support.sources.labelled", "+data.kind=labels", "task=multilabel"),
+    *(
+        *DIGITS,
+        "data._target_=tests.support.sources.labelled",
+        "+data.kind=labels",
+        "task=multilabel",
+    ),
     *("~data.val_fraction", "~data.test_fraction", "~data.split_seed", "~data.memory"),
 )
 
@@ -49,7 +54,9 @@ def numbers(report: Any) -> list[float]:
     """All numbers of a report, in order."""
     if isinstance(report, dict | list):
         return [
-            number for each in (report.values() if isinstance(report, dict) else report) for number in numbers(each)
+            number
+            for each in (report.values() if isinstance(report, dict) else report)
+            for number in numbers(each)
         ]
     return [] if report is None or isinstance(report, str) else [report]
 
@@ -69,10 +76,16 @@ def test_report_of_predicted_probabilities(
 ) -> None:
     test, report = digits(**SETTINGS).test, runs[1].read_summary()["calibration"]
     found = lockstep.load(runs[1].path)(whole(test.pixels)).values
-    assert report["calibrated"]["nll"]["value"] == pytest.approx(log_loss(test.targets, found.double()), rel=1e-6)
+    assert report["calibrated"]["nll"]["value"] == pytest.approx(
+        log_loss(test.targets, found.double()), rel=1e-6
+    )
     raw = lockstep.load(runs[1].path, calibrate=False)(whole(test.pixels)).values
-    assert report["raw"]["nll"]["value"] == pytest.approx(log_loss(test.targets, raw.double()), rel=1e-6)
-    assert report["raw"]["nll"]["value"] == pytest.approx(runs[1].read_summary()["test_loss"], rel=1e-6)
+    assert report["raw"]["nll"]["value"] == pytest.approx(
+        log_loss(test.targets, raw.double()), rel=1e-6
+    )
+    assert report["raw"]["nll"]["value"] == pytest.approx(
+        runs[1].read_summary()["test_loss"], rel=1e-6
+    )
     for run in runs.values():
         kept = torch.load(run.best_checkpoint, weights_only=True)["calibration"]["test"]
         torch.testing.assert_close(kept["confidences"], found.amax(1).float(), rtol=1e-5, atol=0)
@@ -90,7 +103,10 @@ def test_report_without_calibration(
 
 def test_report_of_late_test(runs: dict[int, RunFolder], tmp_path: Path) -> None:
     late = write_run(tmp_path / "late", DIGITS)
-    assert worker.run_here(worker.Job(worker.train, late, {"command": "", "has_test": False}), None) == 0
+    assert (
+        worker.run_here(worker.Job(worker.train, late, {"command": "", "has_test": False}), None)
+        == 0
+    )
     assert worker.run_here(worker.Job(worker.test, late, {}), None) == 0
     expected = runs[1].read_summary()["calibration"]
     assert numbers(late.read_summary()["calibration"]) == pytest.approx(numbers(expected), rel=1e-9)
@@ -101,8 +117,8 @@ def test_report_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(calibration, "MIN_IMAGES", 20)
     run = trained(tmp_path / "run", (*LABELS, *WATCHED))
     report = run.read_summary()["calibration"]
-    assert numbers(evaluated(run, "--trust", "--devices", "2", "--pictures", "drawn")) == pytest.approx(
-        numbers(report), rel=1e-9
-    )
+    assert numbers(
+        evaluated(run, "--trust", "--devices", "2", "--pictures", "drawn")
+    ) == pytest.approx(numbers(report), rel=1e-9)
     assert (tmp_path / "drawn" / "reliability.png").exists()
     assert np.isfinite(numbers(report)).all()

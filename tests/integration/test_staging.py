@@ -27,26 +27,40 @@ pytestmark = pytest.mark.full
 RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null")
 
 
-# -- the same bits -----------------------------------------------------------------------------------------------------
+# -- the same bits ---------------------------------------------------------------------------------
 
 
 def recipe(images: Path, *extra: str) -> list[str]:
-    return [*RECIPE, f"data.root={images}", f"data.cache={images.parent / 'cache'}", "trainer.devices=2", *extra]
+    return [
+        *RECIPE,
+        f"data.root={images}",
+        f"data.cache={images.parent / 'cache'}",
+        "trainer.devices=2",
+        *extra,
+    ]
 
 
 @pytest.mark.processes
 def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path) -> None:
-    images, scratch = write_folder(tmp_path / "images", count=20), f"data.copy_to={tmp_path / 'scratch'}"
-    url = f"data.root='zip://::file://{shutil.make_archive(str(tmp_path / 'zipped'), 'zip', images)}'"
+    images, scratch = (
+        write_folder(tmp_path / "images", count=20),
+        f"data.copy_to={tmp_path / 'scratch'}",
+    )
+    url = (
+        f"data.root='zip://::file://{shutil.make_archive(str(tmp_path / 'zipped'), 'zip', images)}'"
+    )
     direct = write_run(tmp_path / "direct", recipe(images))
     copied = write_run(tmp_path / "copied", recipe(images, scratch, "data.memory=stream"))
     fetched = write_run(tmp_path / "fetched", recipe(images, scratch, url))
     train_all([direct, copied, fetched], 2)
-    assert sorted(path.name.split("-")[0] for path in shown(tmp_path / "scratch")) == ["images", "zipped.zip"]
+    assert sorted(path.name.split("-")[0] for path in shown(tmp_path / "scratch")) == [
+        "images",
+        "zipped.zip",
+    ]
     assert difference(direct, copied) == difference(direct, fetched) == 0
 
 
-# -- all ranks or none -------------------------------------------------------------------------------------------------
+# -- all ranks or none -----------------------------------------------------------------------------
 
 
 def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
@@ -59,10 +73,14 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
     load = lambda data: contents(Path(data.arguments()["root"]))  # noqa: E731
     with (
         contextlib.chdir(place),  # every node has a disk of its own below the same path
-        mock.patch.object(LocalFileSystem, "get_file", autospec=True, side_effect=LocalFileSystem.get_file) as get_file,
+        mock.patch.object(
+            LocalFileSystem, "get_file", autospec=True, side_effect=LocalFileSystem.get_file
+        ) as get_file,
     ):
         try:
-            found = run_parts.once_a_node(data, load, rank=rank, local_rank=local_rank, is_silent=True)
+            found = run_parts.once_a_node(
+                data, load, rank=rank, local_rank=local_rank, is_silent=True
+            )
         except ConfigError as error:
             return str(error).splitlines()
     return get_file.call_count, found
@@ -70,10 +88,14 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_each_node_copies_once_while_its_other_ranks_wait(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
+def test_each_node_copies_once_while_its_other_ranks_wait(
+    ranks: Ranks, tmp_path: Path, ranks_per_node: int
+) -> None:
     root = write_folder(tmp_path / "images", count=6)
     found = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
-    assert [count for count, _ in found] == [12 if rank % ranks_per_node == 0 else 0 for rank in range(3)]
+    assert [count for count, _ in found] == [
+        12 if rank % ranks_per_node == 0 else 0 for rank in range(3)
+    ]
     assert all(read == contents(root) for _, read in found)
 
 
@@ -123,7 +145,9 @@ def _stage_changing(root: str, home: str) -> Any:
 
 
 @pytest.mark.processes
-def test_nodes_that_copied_different_states_of_the_source_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+def test_nodes_that_copied_different_states_of_the_source_are_refused(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     root = write_folder(tmp_path / "images", count=3)
     errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
     assert errors[0] == errors[1]
@@ -146,15 +170,25 @@ def _download(root: str, ranks_per_node: int) -> Any:
 
     values = {"root": root, "download": True}
     data = Data.model_validate(
-        {"_target_": "lockstep.data.fashion_mnist", "val_fraction": 0.1, "split_seed": 0, "memory": "auto"} | values
+        {
+            "_target_": "lockstep.data.fashion_mnist",
+            "val_fraction": 0.1,
+            "split_seed": 0,
+            "memory": "auto",
+        }
+        | values
     )
-    size = run_parts.once_a_node(data, load, rank=rank, local_rank=rank % ranks_per_node, is_silent=True)
+    size = run_parts.once_a_node(
+        data, load, rank=rank, local_rank=rank % ranks_per_node, is_silent=True
+    )
     return asked, size
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 3])
-def test_a_download_goes_once_into_the_root_all_nodes_share(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
+def test_a_download_goes_once_into_the_root_all_nodes_share(
+    ranks: Ranks, tmp_path: Path, ranks_per_node: int
+) -> None:
     (tmp_path / "data").mkdir()
     for is_first in (True, False):
         found = ranks.run(3, _download, str(tmp_path / "data"), ranks_per_node)

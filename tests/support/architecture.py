@@ -1,6 +1,7 @@
 """The layers of the package and its promise, and the picture of them in docs/architecture.md.
 
-`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers, promise and picture.
+`python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers,
+promise and picture.
 """
 
 import ast
@@ -18,12 +19,19 @@ LAYERS = (
     ("assembly", "trials"), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
     ("benchmark", "sweeps"), ("board",), ("cli", "python", "testing"), ("__main__",),
 )  # fmt: skip
-# what makes N workers compute what one would: it imports nothing else of lockstep, and works in a plain loop
+# what makes N workers compute what one would: it imports nothing else of lockstep, and works in a
+# plain loop
 PROMISE = (
     *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
     *("data.balance", "data.loader", "data.sampler", "data.transforms"),
     *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
-    *("models.classifier", "models.counts", "models.loss_scale", "models.parameter_groups", "models.passes"),
+    *(
+        "models.classifier",
+        "models.counts",
+        "models.loss_scale",
+        "models.parameter_groups",
+        "models.passes",
+    ),
     *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
     *("system.internals", "system.kinds", "system.signals", "system.tracebacks"),
 )
@@ -74,9 +82,13 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it points"
             assert node.module is not None
-            # `from lockstep.runs import naming` names a module, `from lockstep.runs.naming import find` does not
+            # `from lockstep.runs import naming` names a module, `from lockstep.runs.naming import
+            # find` does not
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            known = (name if name.removeprefix("lockstep.") in MODULES else LAZY.get(name) for name in inner)
+            known = (
+                name if name.removeprefix("lockstep.") in MODULES else LAZY.get(name)
+                for name in inner
+            )
             yield from {name or node.module for name in known}
 
 
@@ -133,7 +145,9 @@ def purpose(package: str) -> str:
 
 def squares(package: str, right: int, top: int) -> Iterator[str]:
     """A square for each module of a package, those of the promise first; they end at `right`."""
-    names = [name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"]
+    names = [
+        name for name in MODULES if part_of(name) == package and MODULES[name].name != "__init__.py"
+    ]
     names.sort(key=lambda name: not is_promise(name))
     top -= SQUARE // 2 if len(names) > IN_A_ROW else 0
     for number, name in enumerate(names):
@@ -157,11 +171,15 @@ def drawing() -> str:
         height = HEAD + LINE * max(map(len, texts))
         for number, (name, lines) in enumerate(zip(names, texts, strict=True)):
             left = MARGIN + number * (width + GAP)
-            parts.append(f'<rect class="package" x="{left}" y="{top}" width="{width}" height="{height}" rx="7"/>')
+            parts.append(
+                f'<rect class="package" x="{left}" y="{top}" width="{width}" height="{height}" rx="7"/>'
+            )
             parts.append(f'<text class="name" x="{left + 12}" y="{top + 24}">{name}</text>')
             parts += squares(name, left + width - 10, top + 15)
             for row, line in enumerate(lines):
-                parts.append(f'<text x="{left + 12}" y="{top + 45 + LINE * row}">{escape(line)}</text>')
+                parts.append(
+                    f'<text x="{left + 12}" y="{top + 45 + LINE * row}">{escape(line)}</text>'
+                )
         top += height + GAP
     height = top + MARGIN - GAP
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'

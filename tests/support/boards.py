@@ -62,13 +62,18 @@ def write_trials(path: Path, results: Mapping[tuple[str, ...], float]) -> list[R
     for override in itertools.chain(*results):
         key, _, value = override.partition("=")
         values[key][value] = None
-    ledger = Ledger(path, None, ("model.width=8", *(f"{key}={','.join(each)}" for key, each in values.items())))
+    ledger = Ledger(
+        path, None, ("model.width=8", *(f"{key}={','.join(each)}" for key, each in values.items()))
+    )
     for number, (overrides, accuracy) in enumerate(results.items()):
         monitor = {"best": accuracy, "monitor": "val/accuracy", "mode": "max"}
         progress = {"epoch": 2, "max_epochs": 2, "percent": 100.0, "started": 1e9 + number}
         folder = write_run(path / str(number), "finished", **monitor, **progress)
         folder.note(overrides=["model.width=8", *overrides])
-        rows = [{"epoch": epoch, "train/loss": 2 / epoch, "val/accuracy": accuracy * epoch / 2} for epoch in (1, 2)]
+        rows = [
+            {"epoch": epoch, "train/loss": 2 / epoch, "val/accuracy": accuracy * epoch / 2}
+            for epoch in (1, 2)
+        ]
         files.write_rows(folder.metrics, rows)
         folder.write_summary({"best": accuracy, "training_s": 60.0 + number})
         if number == 0:
@@ -146,10 +151,14 @@ def told(answer: Any) -> Any:
 
 
 def listed(client: Client) -> dict[str, dict[str, Any]]:
-    return {facts["run"]: facts for facts in told(client.get(f"{BASE}/runs", base_url=LOCAL))["runs"]}
+    return {
+        facts["run"]: facts for facts in told(client.get(f"{BASE}/runs", base_url=LOCAL))["runs"]
+    }
 
 
-def post(client: Client, address: str, body: dict[str, Any], base_url: str = LOCAL, **changes: Any) -> Any:
+def post(
+    client: Client, address: str, body: dict[str, Any], base_url: str = LOCAL, **changes: Any
+) -> Any:
     """What a button of the page does, but for `changes`."""
     headers = {"Sec-Fetch-Site": "same-origin", "Origin": base_url}
     headers |= changes.pop("headers", {})

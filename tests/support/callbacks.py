@@ -72,7 +72,12 @@ class NotesImports(L.Callback):
         self._modules: dict[str, list[str]] = {}
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._modules.setdefault("first step", list(sys.modules))
 
@@ -113,7 +118,9 @@ class Breaks(L.Callback):
         self._epoch = epoch
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        is_this = f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text()
+        is_this = (
+            f"\nseed: {self._seed}\n" in Path(trainer.default_root_dir, "config.yaml").read_text()
+        )
         if is_this and trainer.current_epoch == self._epoch and not Path("mended").exists():
             raise RuntimeError(self._word)
 
@@ -126,7 +133,12 @@ class Dies(L.Callback):
         self._rank = rank
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.global_rank == self._rank and trainer.global_step == 3:
             self._how()
@@ -150,7 +162,9 @@ class SendsSignal(L.Callback):
     `flushes` saves all loggers before.
     """
 
-    def __init__(self, *, hook: str, step: int, rank: int = 0, number: str = "SIGKILL", flushes: bool = False) -> None:
+    def __init__(
+        self, *, hook: str, step: int, rank: int = 0, number: str = "SIGKILL", flushes: bool = False
+    ) -> None:
         self._step = step
         self._rank = rank
         self._number = signal.Signals[number]
@@ -159,7 +173,11 @@ class SendsSignal(L.Callback):
 
     def _send(self, trainer: L.Trainer, *more: Any) -> None:
         once = Path(trainer.default_root_dir, "signalled")
-        if trainer.global_rank == self._rank and trainer.global_step == self._step and not once.exists():
+        if (
+            trainer.global_rank == self._rank
+            and trainer.global_step == self._step
+            and not once.exists()
+        ):
             once.touch()
             for logger in trainer.loggers if self._flushes else ():
                 logger.save()
@@ -176,7 +194,10 @@ class HoldsCheckpoints(L.Callback):
         save = torch.save
 
         def held(checkpoint: Any, file: Any) -> None:
-            if checkpoint["global_step"] == self._step and not Path(trainer.default_root_dir, "signalled").exists():
+            if (
+                checkpoint["global_step"] == self._step
+                and not Path(trainer.default_root_dir, "signalled").exists()
+            ):
                 file.write(b"half a checkpoint")
                 file.flush()
                 threading.Event().wait()
@@ -192,7 +213,12 @@ class Removes(L.Callback):
         self._step = step
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.global_step == self._step and trainer.is_global_zero:
             shutil.rmtree(trainer.default_root_dir)
@@ -205,7 +231,12 @@ class SlowAtFirst(L.Callback):
         self._step_s = step_s
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.ckpt_path is None and "SLURM_RESTART_COUNT" not in os.environ:
             time.sleep(self._step_s)
@@ -214,8 +245,8 @@ class SlowAtFirst(L.Callback):
 class NeverWaits(L.Callback):
     """Makes torch raise where the host waits for a GPU in a step, also in one that is logged, or an evaluated batch.
 
-    The first three steps, in which DDP lays out its buckets and CUDA graphs are captured, and the last batch of a pass
-    may wait.
+    The first three steps, in which DDP lays out its buckets and CUDA graphs are captured, and the
+    last batch of a pass may wait.
     """
 
     def on_train_batch_start(
@@ -225,16 +256,28 @@ class NeverWaits(L.Callback):
         _may_wait(step <= 3 or trainer.is_last_batch)
 
     def on_validation_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         _may_wait(batch_idx + 1 == trainer.num_val_batches[0])
 
     def on_test_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         _may_wait(batch_idx + 1 == trainer.num_test_batches[0])
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         _may_wait(True)
 
 
@@ -245,10 +288,19 @@ class NotesGraphs(L.Callback):
         self._stop_after = stop_after
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Classifier)
-        found = pl_module._graphed._graphs.values() if isinstance(pl_module._graphed, GraphedModule) else ()
+        found = (
+            pl_module._graphed._graphs.values()
+            if isinstance(pl_module._graphed, GraphedModule)
+            else ()
+        )
         if trainer.is_global_zero:
             with open(Path(trainer.default_root_dir, "graphs"), "a") as file:
                 file.write(f"{sum(graphs is not None for graphs in found)}\n")
@@ -290,7 +342,12 @@ class Scales(L.Callback):
         pl_module.loss_scale._scaler.set_growth_interval(self._growth_interval)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Classifier)
         assert pl_module.loss_scale is not None
@@ -320,4 +377,6 @@ class Secretive(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._token.startswith("fail"):
-            raise ValueError(f"GET https://h/x?sig={self._token} has failed for api_token={self._token}")
+            raise ValueError(
+                f"GET https://h/x?sig={self._token} has failed for api_token={self._token}"
+            )

@@ -1,8 +1,8 @@
 """Python commands as forks of the server of the product: they save the import of torch, seconds of a core each.
 
-Each has its own arguments, folder, variables, files, signals and exit code. Without OMP_NUM_THREADS it has a
-thread for each core, as the command of a user. A fork does not read sitecustomize.py or other numbers of threads again:
-tests of those start new processes.
+Each has its own arguments, folder, variables, files, signals and exit code. Without OMP_NUM_THREADS
+it has a thread for each core, as the command of a user. A fork does not read sitecustomize.py or
+other numbers of threads again: tests of those start new processes.
 """
 
 import contextlib
@@ -28,14 +28,16 @@ from lockstep.system.hardware import num_cores
 from tests.support.harness import PATIENCE_S, ROOT, environ
 
 SCRIPTS = Path(sys.executable).parent
-INSTALLED = [path for path in sys.path if path and Path(path) not in (ROOT, ROOT / "tests", SCRIPTS)]
+INSTALLED = [
+    path for path in sys.path if path and Path(path) not in (ROOT, ROOT / "tests", SCRIPTS)
+]
 
 
 class Command:
     """`python ...`, or a script of this environment; used like `subprocess.Popen`, whose text mode it has.
 
-    `stdout` and `stderr` are open files, PIPE (of standard error read at the end) or STDOUT; by default they are kept
-    for `communicate`.
+    `stdout` and `stderr` are open files, PIPE (of standard error read at the end) or STDOUT; by
+    default they are kept for `communicate`.
     """
 
     def __init__(
@@ -61,7 +63,13 @@ class Command:
         else:
             out = os.dup(self._keep_best[0] if stdout is None else stdout.fileno())
         is_kept = stderr in (None, subprocess.PIPE)
-        err = os.dup(out if stderr == subprocess.STDOUT else self._keep_best[1] if is_kept else stderr.fileno())
+        err = os.dup(
+            out
+            if stderr == subprocess.STDOUT
+            else self._keep_best[1]
+            if is_kept
+            else stderr.fileno()
+        )
         files = [Connection(number, readable=False) for number in (out, err)]
         work = partial(_execute, self.args, str(cwd or Path.cwd()), files, INSTALLED)
         self._process = child.start(work, environ() if env is None else env)
@@ -121,7 +129,9 @@ def run(
 
 def lockstep(cwd: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `lockstep ...` in a folder, where it finds tests.support."""
-    return run([sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)})
+    return run(
+        [sys.executable, "-m", "lockstep", *words], cwd, {**environ(), "PYTHONPATH": str(ROOT)}
+    )
 
 
 def output_of(cwd: Path, *words: str | Path) -> str:
@@ -151,7 +161,9 @@ def _text(descriptor: int) -> str:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
 
-def _execute(words: list[str], cwd: str, files: Sequence[Connection], installed: Sequence[str]) -> int:
+def _execute(
+    words: list[str], cwd: str, files: Sequence[Connection], installed: Sequence[str]
+) -> int:
     """Run the arguments as `python` does, or the script that comes first."""
     for number, file in enumerate(files, 1):
         os.dup2(file.fileno(), number)
@@ -165,7 +177,11 @@ def _execute(words: list[str], cwd: str, files: Sequence[Connection], installed:
     if Path(words[0]).name.startswith("python"):
         words = words[1:]
     first = cwd if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)
-    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *installed]
+    sys.path[:] = [
+        first,
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+        *installed,
+    ]
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]

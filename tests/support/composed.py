@@ -13,7 +13,9 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
 
 
-def composed_once(texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+def composed_once(
+    texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False
+) -> DictConfig:
     """`compose_config` with a cache, whose entries nobody changes; without one for another source."""
     if source != DEFAULT:
         return compose_config(texts, source, with_hydra=with_hydra)

@@ -13,7 +13,9 @@ from tests.support.harness import write_run
 
 def train(folder: RunFolder) -> int:
     """Train and test a run. Returns the exit code."""
-    return worker.run_here(worker.Job(worker.train, folder, {"command": "none", "has_test": True}), None)
+    return worker.run_here(
+        worker.Job(worker.train, folder, {"command": "none", "has_test": True}), None
+    )
 
 
 def trained(path: Path, overrides: Sequence[str]) -> RunFolder:
@@ -33,7 +35,9 @@ def refusal(path: Path, overrides: Sequence[str]) -> str:
 def train_until(folder: RunFolder, step: int) -> int:
     """Train a run with a stop request after a step. Returns the exit code, 0 if the run finished first."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == step))
+        patch.setattr(
+            StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == step)
+        )
         return train(folder)
 
 

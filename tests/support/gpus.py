@@ -52,9 +52,24 @@ def _compile(library: Path) -> None:
     written = library.with_suffix(".part")
     subprocess.run(
         [
-            *("g++", "-std=c++20", "-O0", "-fPIC", "-shared", str(FOLDER / "kernels.cpp"), "-o", str(written)),
+            *(
+                "g++",
+                "-std=c++20",
+                "-O0",
+                "-fPIC",
+                "-shared",
+                str(FOLDER / "kernels.cpp"),
+                "-o",
+                str(written),
+            ),
             *(f"-I{torch_folder}/include", f"-I{torch_folder}/include/torch/csrc/api/include"),
-            *(f"-L{torch_folder}/lib", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_folder}/lib"),
+            *(
+                f"-L{torch_folder}/lib",
+                "-ltorch",
+                "-ltorch_cpu",
+                "-lc10",
+                f"-Wl,-rpath,{torch_folder}/lib",
+            ),
         ],
         check=True,
     )

@@ -19,7 +19,9 @@ from tests.support.networks import Plain
 def of_step(step: int, size: int = 4) -> tuple[Tensor, Shard]:
     torch.manual_seed(step)
     pixels = torch.randint(256, (size, 1, 3, 3), dtype=torch.uint8).cuda()
-    return pixels, Shard(epoch=0, step=step, micro_step=step, size=size, lo=0, hi=size, group_size=size)
+    return pixels, Shard(
+        epoch=0, step=step, micro_step=step, size=size, lo=0, hi=size, group_size=size
+    )
 
 
 def small() -> Plain:
@@ -31,7 +33,10 @@ def small() -> Plain:
 
 
 def gradients(module: nn.Module) -> list[Tensor | None]:
-    return [None if parameter.grad is None else parameter.grad.clone() for parameter in module.parameters()]
+    return [
+        None if parameter.grad is None else parameter.grad.clone()
+        for parameter in module.parameters()
+    ]
 
 
 class Pair:
@@ -51,7 +56,10 @@ class Pair:
         for dropout in (*self.module.dropouts, *self.eager.dropouts):
             dropout.shard = shard
         found: list[Tensor] = []
-        for module, outputs_of in ((self.module, partial(self.graphed, shard=shard)), (self.eager, self.eager)):
+        for module, outputs_of in (
+            (self.module, partial(self.graphed, shard=shard)),
+            (self.eager, self.eager),
+        ):
             outputs = outputs_of(inputs)
             module.zero_grad()
             outputs.square().sum().backward()
@@ -59,9 +67,13 @@ class Pair:
         self.kept.append((found[0], found[1]))
         assert all(torch.equal(*values) for values in self.kept), step
         for one, other in zip(gradients(self.module), gradients(self.eager), strict=True):
-            assert one is other is None or (one is not None and other is not None and torch.equal(one, other)), step
+            assert one is other is None or (
+                one is not None and other is not None and torch.equal(one, other)
+            ), step
         state = self.eager.state_dict()
-        assert all(torch.equal(value, state[name]) for name, value in self.module.state_dict().items()), step
+        assert all(
+            torch.equal(value, state[name]) for name, value in self.module.state_dict().items()
+        ), step
         with torch.no_grad():
             for parameter in (*self.module.parameters(), *self.eager.parameters()):
                 parameter += 0.01
@@ -101,7 +113,9 @@ def test_gradients_of_shards_add_up() -> None:
         sums.append(gradients(module))
     for found in sums[1:]:
         assert all(
-            one is not None and one.equal(other) for one, other in zip(sums[0], found, strict=True) if other is not None
+            one is not None and one.equal(other)
+            for one, other in zip(sums[0], found, strict=True)
+            if other is not None
         )
 
 
@@ -156,7 +170,9 @@ REFUSED: dict[Callable[..., nn.Module], str] = {
 
 
 @pytest.mark.parametrize("network", REFUSED)
-def test_not_capturable_is_eager(network: Callable[..., nn.Module], capsys: pytest.CaptureFixture[str]) -> None:
+def test_not_capturable_is_eager(
+    network: Callable[..., nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
     pair = Pair(network(in_channels=1, num_classes=4, hidden=4))
     for step in range(2 * NUM_EAGER):
         if network is Counts:

@@ -27,8 +27,8 @@ from lockstep.system.launcher import outer_world
 from lockstep.system.process import leave
 
 ROOT = Path(__file__).parents[2]
-# longest wait for an event, far more than a busy machine needs, and less than the limit of pytest (pyproject.toml), so
-# that the wait fails first and names the event
+# longest wait for an event, far more than a busy machine needs, and less than the limit of pytest
+# (pyproject.toml), so that the wait fails first and names the event
 PATIENCE_S = 600.0
 SMALL = (
     "data=synthetic",
@@ -51,8 +51,8 @@ SMALL = (
     f"strategy.timeout_s={PATIENCE_S / 2:.0f}",
     "callbacks.pictures=null",
 )
-# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every augmentation that
-# is drawn for the batch
+# micro-batches with an incomplete last group whose last micro-batch takes in the last sample; every
+# augmentation that is drawn for the batch
 ACCUMULATE_AUGMENT = (
     "global_batch_size=24",
     "trainer.accumulate_grad_batches=4",
@@ -109,25 +109,40 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
     return folder
 
 
-def train_all(folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, **more: str) -> list[str]:
+def train_all(
+    folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, **more: str
+) -> list[str]:
     """Train the runs one after the other with the same processes. Returns the output of each process.
 
-    The processes are forks, with `more` variables new interpreters. Each must end with the exit code `code`.
+    The processes are forks, with `more` variables new interpreters. Each must end with the exit
+    code `code`.
     """
     paths = [str(folder.path) for folder in folders]
-    # a store for each run: process groups that come after each other in one store can wait for each other's keys
+    # a store for each run: process groups that come after each other in one store can wait for each
+    # other's keys
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in paths]
     text = json.dumps([(path, store.port) for path, store in zip(paths, stores, strict=True)])
-    variables = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as started:
         logs = [Path(scratch, f"rank{rank}.log") for rank in range(num_workers)]
         workers: list[BaseProcess | subprocess.Popen[bytes]] = []
         for rank, log in enumerate(logs):
             ids = {"RANK": rank, "LOCAL_RANK": rank} if num_workers > 1 else {}
             ids |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), num_workers) if ids else {}
-            environment = {**environ(), **variables, **{name: str(value) for name, value in ids.items()}, **more}
+            environment = {
+                **environ(),
+                **variables,
+                **{name: str(value) for name, value in ids.items()},
+                **more,
+            }
             workers.append(
-                _fresh(text, environment, log) if more else child.start(partial(_work, text), environment, log=log)
+                _fresh(text, environment, log)
+                if more
+                else child.start(partial(_work, text), environment, log=log)
             )
             started.callback(workers[-1].kill)
         codes = [_code(worker) for worker in workers]
@@ -148,7 +163,9 @@ def _code(worker: BaseProcess | subprocess.Popen[bytes]) -> int | None:
 def _fresh(text: str, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as file:
         words = [sys.executable, "-m", "tests.support.harness", text]
-        return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
 
 
 def state(folder: RunFolder) -> dict[str, torch.Tensor]:
@@ -156,11 +173,17 @@ def state(folder: RunFolder) -> dict[str, torch.Tensor]:
     saved = torch.load(folder.last_checkpoint, map_location="cpu", weights_only=True)
     found = {f"net {name}": value for name, value in saved["state_dict"].items()}
     # with averaged weights these are others
-    found |= {f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()}
+    found |= {
+        f"trained {name}": value for name, value in saved.get("current_model_state", {}).items()
+    }
     for which, optimizer in enumerate(saved["optimizer_states"]):
         for number, slots in optimizer["state"].items():
-            tensors = {name: value for name, value in slots.items() if isinstance(value, torch.Tensor)}
-            found |= {f"optimizer {which} {number} {name}": value for name, value in tensors.items()}
+            tensors = {
+                name: value for name, value in slots.items() if isinstance(value, torch.Tensor)
+            }
+            found |= {
+                f"optimizer {which} {number} {name}": value for name, value in tensors.items()
+            }
     return found
 
 
@@ -198,4 +221,5 @@ def _work(text: str) -> int:
 
 
 if __name__ == "__main__":
-    leave(partial(_work, sys.argv[1]))  # as a command does: threads of gloo can abort an interpreter that exits
+    # as a command does: threads of gloo can abort an interpreter that exits
+    leave(partial(_work, sys.argv[1]))

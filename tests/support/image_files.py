@@ -92,5 +92,13 @@ def write_listed(folder: Path, count: int = 20) -> Path:
     for i in range(count):
         name = write_image(folder / f"deep er/bild ü {i:02d}.png", seed=i).relative_to(folder)
         split = ("train", "train", "train", "val", "test")[i % 5]
-        rows.append({"path": str(name), "label": "ab"[i % 2], "wet": i % 3 == 0, "kg": i / 4, "split": split})
+        rows.append(
+            {
+                "path": str(name),
+                "label": "ab"[i % 2],
+                "wet": i % 3 == 0,
+                "kg": i / 4,
+                "split": split,
+            }
+        )
     return write_list(folder / "list.csv", [row | {"wet": int(row["wet"])} for row in rows])

@@ -36,13 +36,14 @@ from tests.support.recipes import (
     turned,
 )
 
-# -- how a training is split -------------------------------------------------------------------------------------------
+# -- how a training is split -----------------------------------------------------------------------
 
 
 class Split(NamedTuple):
     """Workers, their loads (null: equal ones), more overrides, and the threads of each worker.
 
-    With `stop_after` one process begins, and is interrupted in the step after this one; the workers resume.
+    With `stop_after` one process begins, and is interrupted in the step after this one; the workers
+    resume.
     """
 
     num_workers: int
@@ -85,7 +86,7 @@ class Row(NamedTuple):
     bound: float = 1e-12  # of the difference
 
 
-# -- what is trained ---------------------------------------------------------------------------------------------------
+# -- what is trained -------------------------------------------------------------------------------
 
 DECAYED = ("optimizer.weight_decay=0.1", "optimizer.momentum=0.9", "trainer.max_epochs=3")
 FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
@@ -107,35 +108,58 @@ ROWS = {
     "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), (*ALL, RESUMED)),
     "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),
     "full width": Row(
-        (*SMALL, "model.width=64", "data.train_size=20", "data.image_size=8", "trainer.max_epochs=1"), (Split(2),)
+        (
+            *SMALL,
+            "model.width=64",
+            "data.train_size=20",
+            "data.image_size=8",
+            "trainer.max_epochs=1",
+        ),
+        (Split(2),),
     ),
-    # without batch norm micro-batches change nothing, with every augmentation, mixing and dropout: in parts of 6 and
-    # of 1, with a last step of 19 and of 25 samples
+    # without batch norm micro-batches change nothing, with every augmentation, mixing and dropout:
+    # in parts of 6 and of 1, with a last step of 19 and of 25 samples
     **{
         f"{size} samples in parts": Row(
-            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"), splits, PARTS[0]
+            (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"),
+            splits,
+            PARTS[0],
         )
         for size, splits in ((67, PARTS[1:]), (49, PARTS[-2:]))
     },
     # -- optimizers, schedules, groups of parameters, initial weights
     "AdamW": Row((*SMALL, "optimizer=adamw")),
     # resumed before and after a change of the second epoch
-    **{name: Row(overrides, (*EMPTY, RESUMED, Split(2, stop_after=5))) for name, overrides in OPTIMIZATION.items()},
-    "weights of another run": Row((*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))),
+    **{
+        name: Row(overrides, (*EMPTY, RESUMED, Split(2, stop_after=5)))
+        for name, overrides in OPTIMIZATION.items()
+    },
+    "weights of another run": Row(
+        (*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))
+    ),
     "weights of other classes": Row(
-        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"), (*EMPTY, RESUMED)
+        (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"),
+        (*EMPTY, RESUMED),
     ),
     "a pretrained network of which the head is trained": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", "model.head_only=each_epoch"), EMPTY
+        of_library(
+            "timm test_resnet",
+            f"model.pretrained={FILES}/weights.pth",
+            "model.head_only=each_epoch",
+        ),
+        EMPTY,
     ),
     "features that are computed once": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES), (*EMPTY, RESUMED)
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES),
+        (*EMPTY, RESUMED),
     ),
     # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
     "own network": Row(own_network("Plain")),
     "tied layers": Row(own_network("Tied")),
     # parameters without a gradient on some ranks or on all, in some steps or in all
-    "partly used network": Row((*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL),
+    "partly used network": Row(
+        (*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL
+    ),
     # one rank comes later to the first bucket, but not to the sums of batch norm
     "partly used network, two buckets": Row(
         (
@@ -145,7 +169,9 @@ ROWS = {
         ),
         (Split(2, "[3,1]"),),
     ),
-    "partly used network, micro-batches": Row((*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)),
+    "partly used network, micro-batches": Row(
+        (*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)
+    ),
     **{
         name: Row(of_library(name, *more), EMPTY[1:])
         for name, more in {
@@ -158,7 +184,12 @@ ROWS = {
             "timm test_byobnet": (),
             "timm lcnet_035": ("data.image_size=64",),
             "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
-            "timm test_vit": ("data.image_size=160", "data.train_size=10", "model.drop_path=0.3", "model.dropout=0.3"),
+            "timm test_vit": (
+                "data.image_size=160",
+                "data.train_size=10",
+                "model.drop_path=0.3",
+                "model.dropout=0.3",
+            ),
         }.items()
     },
     # -- tasks, losses, metrics, modules
@@ -171,20 +202,34 @@ ROWS = {
         )
     ),
     # an epoch repeats images, each time with other draws
-    "balanced classes": Row((*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), (*ALL, RESUMED)),
+    "balanced classes": Row(
+        (*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), (*ALL, RESUMED)
+    ),
     "balanced Dataset": Row(
-        (*TURNED, "data.balance=0.7"), (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3), RESUMED)
+        (*TURNED, "data.balance=0.7"),
+        (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3), RESUMED),
     ),
     "balanced folder, random crops": Row(
         (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
     ),
-    "balanced class weights": Row((*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), (*UNEVEN, RESUMED)),
-    "own loss": Row((*SMALL, "task.label_smoothing=0", "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}")),
+    "balanced class weights": Row(
+        (*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), (*UNEVEN, RESUMED)
+    ),
+    "own loss": Row(
+        (
+            *SMALL,
+            "task.label_smoothing=0",
+            "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}",
+        )
+    ),
     "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
-    "numbers, another loss": Row(_labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")),
+    "numbers, another loss": Row(
+        _labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")
+    ),
     "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     "own module, partly used": Row(
-        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))
+        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"),
+        (Split(2, "[3,1]"), Split(3, "[1,0,2]")),
     ),
     "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
@@ -192,11 +237,17 @@ ROWS = {
         name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
         for name, overrides in {
             "Dataset": TURNED,
-            "Dataset of floats, micro-batches": (*turned(is_float=True), "trainer.accumulate_grad_batches=2"),
-            "Dataset that is split": [text for text in turned(is_float=True) if not text.startswith("data.val=")],
+            "Dataset of floats, micro-batches": (
+                *turned(is_float=True),
+                "trainer.accumulate_grad_batches=2",
+            ),
+            "Dataset that is split": [
+                text for text in turned(is_float=True) if not text.startswith("data.val=")
+            ],
         }.items()
     },
-    # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for the first time
+    # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for
+    # the first time
     **{
         name: Row(
             (*overrides, f"data.root={FILES}/images"),
@@ -210,18 +261,24 @@ ROWS = {
         )
         for name, overrides in {"folder": FOLDER, "folder, random crops": CROPPED}.items()
     },
-    "random crops of tensors": Row((*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1")),
+    "random crops of tensors": Row(
+        (*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1")
+    ),
     "list": Row(
         LISTED,
         (
-            Split(2, "[3,1]", (f"data.file={FILES}/listed/list.csv", f"data.cache={FILES}/cache_of_list")),
+            Split(
+                2,
+                "[3,1]",
+                (f"data.file={FILES}/listed/list.csv", f"data.cache={FILES}/cache_of_list"),
+            ),
             Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
         ),
         Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
     ),
 }
-# with virtual shards the bits of one worker, in precisions in which people train; in float64 even the sums of losses,
-# which are always of float64, are rounded
+# with virtual shards the bits of one worker, in precisions in which people train; in float64 even
+# the sums of losses, which are always of float64, are rounded
 BITS = (Split(1, num_threads=2), Split(2, "[3,1]"), Split(3, "[2,0,1]", num_threads=2), RESUMED)
 VIRTUAL = (
     ("micro-batches, every augmentation", "bfloat16"),
@@ -244,7 +301,8 @@ VIRTUAL = (
 )
 for name, precision in VIRTUAL:
     shards = ("trainer.virtual_shards=4", f"trainer.precision={precision}")
-    splits = BITS[:-1] if name.startswith("timm ") else BITS  # which have too few steps for an interruption
+    # which have too few steps for an interruption
+    splits = BITS[:-1] if name.startswith("timm ") else BITS
     ROWS[f"{name}, virtual shards in {precision}"] = Row(
         (*ROWS[name].overrides, *ROWS[name].alone.more, *shards), splits, bound=0
     )

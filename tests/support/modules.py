@@ -17,12 +17,17 @@ from lockstep.models.schedules import Schedule, constant
 from lockstep.tasks import Accuracy, Classification, Task
 
 
-def classification(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Classification:
+def classification(
+    label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> Classification:
     return Classification(loss=None, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
 def classifier(
-    net: nn.Module, task: Task | None = None, kind: Callable[..., Classifier] = Classifier, **changes: Any
+    net: nn.Module,
+    task: Task | None = None,
+    kind: Callable[..., Classifier] = Classifier,
+    **changes: Any,
 ) -> Classifier:
     """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace other arguments and parts of them."""
     recipe = Recipe(
@@ -35,8 +40,12 @@ def classifier(
         seed=0,
         log_every_n_steps=1,
     )
-    of_recipe = {field.name: changes.pop(field.name) for field in fields(Recipe) if field.name in changes}
-    of_execution = {field.name: changes.pop(field.name) for field in fields(Execution) if field.name in changes}
+    of_recipe = {
+        field.name: changes.pop(field.name) for field in fields(Recipe) if field.name in changes
+    }
+    of_execution = {
+        field.name: changes.pop(field.name) for field in fields(Execution) if field.name in changes
+    }
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
         "measured": {"accuracy": Accuracy(num_classes=4)},
@@ -55,5 +64,13 @@ def batch_of(rank: int, micro_step: int) -> Batch:
 
 def bare_trainer(**settings: Any) -> L.Trainer:
     """Lightning's trainer on the CPU without a logger, checkpoints, bars and a sampler of its own."""
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
-    return L.Trainer(**{"accelerator": "cpu", "num_sanity_val_steps": 0, **dict.fromkeys(off, False), **settings})
+    off = (
+        "logger",
+        "enable_checkpointing",
+        "enable_progress_bar",
+        "enable_model_summary",
+        "use_distributed_sampler",
+    )
+    return L.Trainer(
+        **{"accelerator": "cpu", "num_sanity_val_steps": 0, **dict.fromkeys(off, False), **settings}
+    )

@@ -1,6 +1,7 @@
 """Breaks each mechanism of tests/mutants.toml, in a copy of the project, and runs its tests.
 
-`python -m tests.support.mutants [WORDS]` takes those that contain the words. Exits with 1 where no test fails.
+`python -m tests.support.mutants [WORDS]` takes those that contain the words. Exits with 1 where no
+test fails.
 """
 
 import functools

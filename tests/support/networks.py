@@ -91,7 +91,9 @@ class _Large(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (is_large,) = ctx.saved_tensors
-        return grad_outputs[0] * torch.where(is_large, 1e6, 1.0).to(grad_outputs[0].dtype)[:, None], None
+        return grad_outputs[0] * torch.where(is_large, 1e6, 1.0).to(grad_outputs[0].dtype)[
+            :, None
+        ], None
 
 
 class Overflows(nn.Module):
@@ -110,7 +112,9 @@ class HasOverflows(nn.Sequential):
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         first = Overflows(64 * in_channels, hidden)
-        super().__init__(nn.Flatten(), first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+        super().__init__(
+            nn.Flatten(), first, nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+        )
 
 
 class Unnormalized(nn.Module):
@@ -139,7 +143,9 @@ class PartlyUsed(Plain):
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         super().__init__(in_channels, num_classes, hidden)
         self.never = nn.Linear(3, 3)
-        self.sometimes, self.bright, self.rarely = (nn.Linear(in_channels, num_classes) for _ in range(3))
+        self.sometimes, self.bright, self.rarely = (
+            nn.Linear(in_channels, num_classes) for _ in range(3)
+        )
         self.register_buffer("num_batches", torch.tensor(0))
         self.register_buffer("order", torch.arange(num_classes).flip(0), persistent=False)
 

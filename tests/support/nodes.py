@@ -22,7 +22,13 @@ class Nodes:
         self.addresses = {"n1": f"{network}.1", "n2": f"{network}.2"}
 
     def start(
-        self, node: str, command: Sequence[str | Path], *, cwd: Path, environ: Mapping[str, str], log: Path
+        self,
+        node: str,
+        command: Sequence[str | Path],
+        *,
+        cwd: Path,
+        environ: Mapping[str, str],
+        log: Path,
     ) -> subprocess.Popen[bytes]:
         """Start a command on a node, with its output in `log`."""
         with open(log, "ab") as file:
@@ -57,7 +63,9 @@ def kept(script: Path, environ: Mapping[str, str]) -> Iterator[str]:
         start_new_session=True,
     )
     try:
-        result = subprocess.run([script, "up"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+        result = subprocess.run(
+            [script, "up"], env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+        )
         if result.returncode == NOT_THERE:
             pytest.skip(result.stderr.strip().splitlines()[-1])
         assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

@@ -29,12 +29,19 @@ def executed(folder: Path) -> NotebookNode:
     # coalesce_streams: a line that was rewritten in place is left in its last version
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(
-        notebook, timeout=PATIENCE_S, resources=resources, record_timing=False, coalesce_streams=True
+        notebook,
+        timeout=PATIENCE_S,
+        resources=resources,
+        record_timing=False,
+        coalesce_streams=True,
     )
     client.execute(env=variables)
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output):
+    for output in (
+        output for cell in notebook.cells for output in cell.get("outputs", []) if "text" in output
+    ):
         text = output["text"].replace("\r\n", "\n")  # of the terminal of a child
-        # ipykernel decodes what a child prints by 1,000 bytes, and breaks a character of a rule between two of them
+        # ipykernel decodes what a child prints by 1,000 bytes, and breaks a character of a rule
+        # between two of them
         output["text"] = re.sub("[─\ufffd]{3,}", RULE, text)
     return notebook
 

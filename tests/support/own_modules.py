@@ -22,15 +22,21 @@ class Plain(L.LightningModule):
         super().__init__()
         self.net = nn.Sequential(net, nn.Dropout(0.3))
         self._optimizer = optimizer
-        self.measured = nn.ModuleDict({"val": torchmetrics.MeanMetric(), "test": torchmetrics.MeanMetric()})
+        self.measured = nn.ModuleDict(
+            {"val": torchmetrics.MeanMetric(), "test": torchmetrics.MeanMetric()}
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         dtype = next(self.parameters()).dtype
-        return F.cross_entropy(self.net(batch.inputs.to(dtype) / 255), batch.targets, reduction="none")
+        return F.cross_entropy(
+            self.net(batch.inputs.to(dtype) / 255), batch.targets, reduction="none"
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = lockstep.sum_over_global(self(batch), batch) / batch.shard.size
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size)
+        self.log(
+            "train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size
+        )
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -91,7 +97,11 @@ class Gan(L.LightningModule):
         noise = self.noise[batch.indices % len(self.noise)]
         self._step(of_generator, lambda: -F.logsigmoid(self.critic(self.generator(noise))), batch)
         fake = self.generator(noise).detach()
-        self._step(of_critic, lambda: -F.logsigmoid(self.critic(real)) - F.logsigmoid(-self.critic(fake)), batch)
+        self._step(
+            of_critic,
+            lambda: -F.logsigmoid(self.critic(real)) - F.logsigmoid(-self.critic(fake)),
+            batch,
+        )
 
     def _step(self, optimizer: Any, losses: Callable[[], Tensor], batch: Batch) -> None:
         self.toggle_optimizer(optimizer)
@@ -100,11 +110,17 @@ class Gan(L.LightningModule):
         self.manual_backward(loss)
         optimizer.step()
         self.untoggle_optimizer(optimizer)
-        self.log("train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size)
+        self.log(
+            "train/loss", loss.detach(), on_step=False, on_epoch=True, batch_size=batch.shard.size
+        )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.realness.update(torch.sigmoid(self.critic(batch.inputs.flatten(1).to(self.dtype) / 255)))  # pyright: ignore[reportArgumentType]
+        self.realness.update(
+            torch.sigmoid(self.critic(batch.inputs.flatten(1).to(self.dtype) / 255))
+        )  # pyright: ignore[reportArgumentType]
         self.log("val/loss", self.realness)
 
     def configure_optimizers(self) -> list[Optimizer]:
-        return [torch.optim.Adam(part.parameters(), self._lr) for part in (self.generator, self.critic)]
+        return [
+            torch.optim.Adam(part.parameters(), self._lr) for part in (self.generator, self.critic)
+        ]

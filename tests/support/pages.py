@@ -29,6 +29,8 @@ def write_files(page: Path, folder: Path) -> None:
 def write_project(folder: Path) -> Path:
     """Write the package, `conf/` and train.py, as a fresh clone has them."""
     for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     shutil.copy(ROOT / "train.py", folder)
     return folder

@@ -36,11 +36,15 @@ class Plan:
         batches.set_epoch(epoch)
         return batches
 
-    def loader(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> ShardLoader:
+    def loader(
+        self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0
+    ) -> ShardLoader:
         return ShardLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
 
 
 def numbered_images(num_samples: int) -> ShardDataset:
     """1x2x3 pixels that hold the number of the image, its label twice that."""
     numbers = torch.arange(num_samples)
-    return ShardDataset(numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers)
+    return ShardDataset(
+        numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers
+    )

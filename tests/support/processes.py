@@ -36,7 +36,8 @@ class Ranks:
         work = pickle.dumps((function, args))
         # a rank that waits for the others keeps its process busy: no process gets two of them
         futures = [
-            self._pool.submit(_call, store, rank, world_size, self.has_memory, work) for rank in range(world_size)
+            self._pool.submit(_call, store, rank, world_size, self.has_memory, work)
+            for rank in range(world_size)
         ]
         for future in as_completed(futures):
             future.result()
@@ -56,7 +57,9 @@ def started(num_processes: int) -> Iterator[Ranks]:
 def _call(store: str, rank: int, world_size: int, has_memory: bool, work: bytes) -> bytes:
     torch.set_num_threads(1)
     function, args = pickle.loads(work)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT
+    )
     try:
         if has_memory:
             collectives.connect(TIMEOUT, num_cores())

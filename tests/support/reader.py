@@ -1,7 +1,7 @@
 """Types a page of the docs as a reader does, from top to bottom, in a folder of its own and on less data.
 
-A block is a file if it begins with a comment that is a path, or else commands. What needs a GPU, a cluster or a
-registry is checked as far as it can be here.
+A block is a file if it begins with a comment that is a path, or else commands. What needs a GPU, a
+cluster or a registry is checked as far as it can be here.
 """
 
 import re
@@ -29,7 +29,8 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import FILE
 
 BIN = Path(sys.executable).parent
-MORE = {"photographs": ("data.image_size=32",), "use": ("model.width=8",)}  # settings of the trainings of a page
+# settings of the trainings of a page
+MORE = {"photographs": ("data.image_size=32",), "use": ("model.width=8",)}
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs
@@ -67,7 +68,11 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
         (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "conf" / name).write_text(text)
     draw = np.random.default_rng(0)
-    paths = [f"flowers/{name}/{day}_x.jpg" for name in ("daisy", "rose", "tulip") for day in range(20, 32)]
+    paths = [
+        f"flowers/{name}/{day}_x.jpg"
+        for name in ("daisy", "rose", "tulip")
+        for day in range(20, 32)
+    ]
     for path in [*paths, "photos/0.png"] if has_photos else paths:
         exif = Image.Exif()
         taken = f"2026:05:{Path(path).name[:2]} 12:00:00"
@@ -85,13 +90,19 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
 class Reader:
     """Types the blocks of one page."""
 
-    def __init__(self, folder: Path, *, more: Sequence[str], has_threads: bool, has_photos: bool) -> None:
+    def __init__(
+        self, folder: Path, *, more: Sequence[str], has_threads: bool, has_photos: bool
+    ) -> None:
         self.folder = folder
         self.more: Sequence[str] = ()
         self.num_epochs = 1
         self.failures: list[str] = []
         self.cells: list[str] = []
-        self.variables = {**environ(), "TORCH_HOME": str(folder / "home"), "PYTHONPATH": str(folder)}
+        self.variables = {
+            **environ(),
+            "TORCH_HOME": str(folder / "home"),
+            "PYTHONPATH": str(folder),
+        }
         if has_threads:
             del self.variables["OMP_NUM_THREADS"]
         write_project(folder, has_photos=has_photos)
@@ -144,7 +155,9 @@ class Reader:
         def folder(match: re.Match[str]) -> str:
             is_sweep = match[1] in ("sweep", "other")
             found = self.folder.glob(f"outputs/*/*/{'sweep.json' if is_sweep else 'config.yaml'}")
-            folders = [str(path.parent.relative_to(self.folder)) for path in sorted(found, key=changed)]
+            folders = [
+                str(path.parent.relative_to(self.folder)) for path in sorted(found, key=changed)
+            ]
             others = [each for each in folders if is_sweep or each not in self.dated.values()]
             return self.dated.setdefault(match[0], others[0] if others else folders[-1])
 
@@ -160,7 +173,9 @@ def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.Co
     """Run a command as a fork, or a launcher, which starts processes itself, as a new process."""
     if not words[0].endswith("torchrun"):
         return commands.run(words, cwd, variables)
-    return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def shorter(word: str) -> str:
@@ -186,7 +201,10 @@ def read(page: Path, folder: Path) -> None:
     """Type a page in a folder; an AssertionError has what failed."""
     writes_photos = re.search("^python make_", page.read_text(), re.MULTILINE)
     reader = Reader(
-        folder, more=MORE.get(page.stem, ()), has_threads=page.stem == "README", has_photos=not writes_photos
+        folder,
+        more=MORE.get(page.stem, ()),
+        has_threads=page.stem == "README",
+        has_photos=not writes_photos,
     )
     parsers = [CodeBlockParser("sh", reader.lines)]
     parsers += [CodeBlockParser(language, reader.file) for language in ("python", "yaml")]

@@ -19,16 +19,25 @@ FOLDER = (
     "trainer.log_every_n_steps=1", "global_batch_size=16", "eval_batch_size=7", "augment.crop_padding=2",
     "augment.flip=true", "augment.cutout=4", "strategy=cpu", "strategy.timeout_s=300",
 )  # fmt: skip
-CROPPED = (*FOLDER, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.mixup=0.4", "data.crop_percent=0.8")
+CROPPED = (
+    *FOLDER,
+    "augment.random_resized_crop.scale=[0.3,1.0]",
+    "augment.mixup=0.4",
+    "data.crop_percent=0.8",
+)
 IN_MEMORY = ("data.cache=null", "data.memory=host")
 STREAMED = ("data.memory=stream", "data.cache=null")
 LISTED = on_data("data=list", "data.image_size=16", "data.num_workers=1", "data.split_column=split")
 
 # digits by functions of tests/support/sources.py
 SOURCES = "data._target_=tests.support.sources"
-DIGITS = on_data("data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed", "memory")))
+DIGITS = on_data(
+    "data=digits",
+    *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed", "memory")),
+)
 TENSOR = (f"{SOURCES}.few_digits",)
-UNEQUAL = (*DIGITS, f"{SOURCES}.few_digits")  # 70 digits, of some classes several times as many as of others
+# 70 digits, of some classes several times as many as of others
+UNEQUAL = (*DIGITS, f"{SOURCES}.few_digits")
 
 
 def turned(**train: Any) -> list[str]:
@@ -39,7 +48,10 @@ def turned(**train: Any) -> list[str]:
         return yaml.safe_dump({**target, **arguments}, default_flow_style=True, width=1000).strip()
 
     plain = (text for text in on_data() if not text.startswith("augment"))
-    parts = [f"data.train={section(**train)}", f"data.val={section(**train | {'split': 'val', 'count': 23})}"]
+    parts = [
+        f"data.train={section(**train)}",
+        f"data.val={section(**train | {'split': 'val', 'count': 23})}",
+    ]
     return [*plain, "data=dataset", *parts, "data.num_workers=1"]
 
 
@@ -47,7 +59,13 @@ def turned(**train: Any) -> list[str]:
 TURNED = (*turned(), "augment.flip=true", "augment.mixup=0.4")
 
 TORCHS = "torch.optim.lr_scheduler"
-SHORT = (*SMALL, "data.train_size=66", "model.width=2", "trainer.max_epochs=3", "trainer.log_every_n_steps=1")
+SHORT = (
+    *SMALL,
+    "data.train_size=66",
+    "model.width=2",
+    "trainer.max_epochs=3",
+    "trainer.log_every_n_steps=1",
+)
 # schedules of every kind, and parts of a network with rules of their own
 OPTIMIZATION = {
     "warm restarts": (
@@ -88,7 +106,8 @@ TINY = (
     "data.image_size=32",
     "global_batch_size=8",
     "trainer.max_epochs=1",
-    "optimizer.lr=0.01",  # last maps of one pixel are normalized by few values, which enlarges what rounding differs in
+    # last maps of one pixel are normalized by few values, which enlarges what rounding differs in
+    "optimizer.lr=0.01",
 )
 
 
@@ -98,12 +117,28 @@ def of_library(network: str, *more: str) -> list[str]:
     return [*TINY, f"model={library}", f"model.name={name}", *more]
 
 
-FEATURES = ("model.head_only=true", "augment.crop_padding=0", "augment.flip=false", "augment.cutout=0")
+FEATURES = (
+    "model.head_only=true",
+    "augment.crop_padding=0",
+    "augment.flip=false",
+    "augment.cutout=0",
+)
 
 MODULES = "tests.support.own_modules"
 OF_MODULE = (
-    *("data=synthetic", "data.image_size=8", "data.train_size=70", "data.val_size=23", "data.test_size=31"),
-    *("global_batch_size=16", "eval_batch_size=10", "trainer.max_epochs=2", "trainer.precision=float64"),
+    *(
+        "data=synthetic",
+        "data.image_size=8",
+        "data.train_size=70",
+        "data.val_size=23",
+        "data.test_size=31",
+    ),
+    *(
+        "global_batch_size=16",
+        "eval_batch_size=10",
+        "trainer.max_epochs=2",
+        "trainer.precision=float64",
+    ),
     # at a rate of 0.1 rounding grows to 1.3e-12 with one seed in five
     *("strategy=cpu", "model.width=2", "optimizer.lr=0.01"),
 )

@@ -44,7 +44,9 @@ CHANGES = {
     Scope.SWEEP: ("yes", "yes", "no"),
     Scope.SUBMISSION: ("always the command's", "yes", "no"),
 }
-COLUMNS = "| setting | value | type and range | decides | meaning |\n| --- | --- | --- | --- | --- |"
+COLUMNS = (
+    "| setting | value | type and range | decides | meaning |\n| --- | --- | --- | --- | --- |"
+)
 
 
 API = """\
@@ -71,7 +73,10 @@ def configuration() -> str:
     options = groups(CONF)
     lines = [
         CONFIGURATION
-        + "\n".join(f"| {_word(change)} | {change.value} | {' | '.join(row)} |" for change, row in CHANGES.items())
+        + "\n".join(
+            f"| {_word(change)} | {change.value} | {' | '.join(row)} |"
+            for change, row in CHANGES.items()
+        )
     ]
     tree = _tree()
     tops = [key for key in tree if not isinstance(tree[key], dict)]
@@ -80,7 +85,9 @@ def configuration() -> str:
         if name in CALLED:
             for option in options[name]:
                 chosen = _tree(f"{name}={option}")
-                lines += _table(f"`{name}={option}`", chosen, [key for key, _ in leaves(chosen[name], name)])
+                lines += _table(
+                    f"`{name}={option}`", chosen, [key for key, _ in leaves(chosen[name], name)]
+                )
         else:
             lines += _table(f"`{name}`", tree, [key for key, _ in leaves(tree[name], name)])
     for title, name, override in (
@@ -126,7 +133,9 @@ def api() -> str:
     packages = [import_module(f"lockstep.{name}") for name in PACKAGES]
     homes = {name: package.__name__ for package in packages for name in package.__all__}
     for package in (lockstep, *packages):
-        lines.append(f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n")
+        lines.append(
+            f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n"
+        )
         for name in package.__all__:
             home = homes.get(name, package.__name__)
             if home == package.__name__:
@@ -160,7 +169,11 @@ def _parts(definition: Any) -> Iterator[str]:
     if rows:
         yield "| has | type | which is |\n| --- | --- | --- |"
         for name, part in rows:
-            cells = (f"`{name}`", f"`{_returned(part.fget)}`", " ".join((inspect.getdoc(part) or "").split()))
+            cells = (
+                f"`{name}`",
+                f"`{_returned(part.fget)}`",
+                " ".join((inspect.getdoc(part) or "").split()),
+            )
             yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         yield ""
     call = vars(definition).get("__call__")
@@ -182,15 +195,23 @@ def _signature(target: str, definition: Any) -> str:
     """The signature of a function or class as its source has it."""
     node = ast.parse(textwrap.dedent(inspect.getsource(definition))).body[0]
     returned = ""
-    if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Protocol" for base in node.bases):
+    if isinstance(node, ast.ClassDef) and any(
+        ast.unparse(base) == "Protocol" for base in node.bases
+    ):
         return f"class {target}(Protocol):\n" + "\n".join(_members(node))
     if isinstance(node, ast.ClassDef):
-        inits = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+        inits = [
+            item
+            for item in node.body
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+        ]
         parent = definition.__mro__[1]
         if not inits and parent.__module__.startswith("lockstep."):  # it is made as its parent is
             return target + _signature("", parent)
         is_record = dataclasses.is_dataclass(definition) or issubclass(definition, tuple)
-        fields = [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and is_record]
+        fields = [
+            ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign) and is_record
+        ]
         parameters = _parameters(inits[0].args)[1:] if inits else fields
     else:
         assert isinstance(node, ast.FunctionDef)
@@ -199,7 +220,9 @@ def _signature(target: str, definition: Any) -> str:
     line = f"{target}({', '.join(parameters)}){returned}"
     if len(line) <= LINE_LENGTH:
         return line
-    return f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
+    return (
+        f"{target}(\n" + "".join(f"    {parameter},\n" for parameter in parameters) + f"){returned}"
+    )
 
 
 class _Types(ast.NodeTransformer):

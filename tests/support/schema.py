@@ -1,7 +1,8 @@
 """A JSON Schema of the files in conf/, for editors and `--help`, from the sections and the signatures of targets.
 
-`python -m tests.support.schema > conf/lockstep.schema.json` writes it, and a test fails when it is not current. Its top
-describes config.yaml and files with `# @package _global_`, and `#/$defs/GROUP` the files of a group.
+`python -m tests.support.schema > conf/lockstep.schema.json` writes it, and a test fails when it is
+not current. Its top describes config.yaml and files with `# @package _global_`, and `#/$defs/GROUP`
+the files of a group.
 """
 
 import inspect
@@ -23,8 +24,10 @@ from lockstep.system.trees import from_yaml
 
 Schema = dict[str, Any]
 Targets = dict[str, set[str]]  # the keys in conf/ of each callable
-LEFT_OUT = ("default", "required", "title")  # a file has some of the keys, and conf/ has the defaults
-INTERPOLATION: Schema = {"type": "string", "pattern": r"^\?\?\?$|\$\{.+\}"}  # or ???: a command has to give the value
+# a file has some of the keys, and conf/ has the defaults
+LEFT_OUT = ("default", "required", "title")
+# or ???: a command has to give the value
+INTERPOLATION: Schema = {"type": "string", "pattern": r"^\?\?\?$|\$\{.+\}"}
 HYDRA: Schema = {"hydra": {"description": "settings of Hydra", "type": "object"}}
 DEFAULTS: Schema = {"defaults": {"$ref": "#/$defs/defaults"}}
 CALL: Schema = {"type": "object", "required": ["_target_"]}  # whose result is the value
@@ -120,7 +123,12 @@ def _with_parameters(section: Schema, ours: Targets, *, is_complete: bool) -> Sc
                 "patternProperties": {"^_": {}},
                 "additionalProperties": False,
             }
-        rules.append({"if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]}, "then": then})
+        rules.append(
+            {
+                "if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]},
+                "then": then,
+            }
+        )
     if not rules:
         return section
     suggested = {name: _or(schema, {}) for name, schema in suggestions.items()}

@@ -24,7 +24,11 @@ class OnTerminal:
     def __init__(self, columns: int, *words: str, **variables: str) -> None:
         self._us, them = pty.openpty()
         fcntl.ioctl(them, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        kept = {name: value for name, value in environ().items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        kept = {
+            name: value
+            for name, value in environ().items()
+            if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lockstep.cli.main", *words],
             stdin=them,

@@ -2,7 +2,8 @@
 
 import signal
 
-# before the product asks: under nohup it would be ignored, also by the trainings that tests send it to
+# before the product asks: under nohup it would be ignored, also by the trainings that tests send it
+# to
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import lockstep.launch.server  # noqa: E402, I001  # first: it silences the process

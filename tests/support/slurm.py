@@ -72,8 +72,13 @@ class Slurm:
 
     def logs(self, num_lines: int = 15) -> str:
         """The last lines of the logs of slurmctld and slurmd, and of what jobs wrote to the folder of the cluster."""
-        paths = [*sorted((self.folder / "log").glob("*.log")), *sorted(self.folder.glob("slurm-*.out"))]
-        tails = [(path, path.read_text(errors="replace").splitlines()[-num_lines:]) for path in paths]
+        paths = [
+            *sorted((self.folder / "log").glob("*.log")),
+            *sorted(self.folder.glob("slurm-*.out")),
+        ]
+        tails = [
+            (path, path.read_text(errors="replace").splitlines()[-num_lines:]) for path in paths
+        ]
         return "\n".join(line for path, lines in tails for line in [f"--- {path.name}", *lines])
 
 
@@ -87,10 +92,16 @@ def started(*, has_accounting: bool = False) -> Iterator[Slurm]:
         environ = {**_without_slurm(harness.environ()), "SLURM_ROOT": folder}
         environ |= {"SLURM_ACCOUNTING": "yes"} if has_accounting else {}
         # once on a machine, and not what is measured; `up` prints the reason if it fails
-        subprocess.run([SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S)
+        subprocess.run(
+            [SCRIPT, "install"], env=environ, capture_output=True, timeout=harness.PATIENCE_S
+        )
         with nodes.kept(SCRIPT, environ):
             yield Slurm(Path(folder))
 
 
 def _without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+    }

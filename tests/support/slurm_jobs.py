@@ -11,7 +11,12 @@ from tests.support.slurm import Slurm
 EPOCHS = 20  # 100 steps
 TINY = (*SMALL, "model.width=2", f"trainer.max_epochs={EPOCHS}")
 SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:%s}"
-CLUSTER = ("cluster=slurm", "cluster.time_min=5", "cluster.cpus_per_worker=1", "cluster.memory_gib=1")
+CLUSTER = (
+    "cluster=slurm",
+    "cluster.time_min=5",
+    "cluster.cpus_per_worker=1",
+    "cluster.memory_gib=1",
+)
 
 
 def on_node(node: str) -> str:
@@ -34,7 +39,9 @@ class Shell:
 
     def jobs(self, *words: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`lockstep jobs ...`."""
-        return self.slurm.run(sys.executable, "-m", "lockstep.cli.main", "jobs", *words, cwd=self.cwd, code=code)
+        return self.slurm.run(
+            sys.executable, "-m", "lockstep.cli.main", "jobs", *words, cwd=self.cwd, code=code
+        )
 
 
 class Submitted:
@@ -56,7 +63,11 @@ class Submitted:
         return path.read_text() if path.exists() else ""
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: self.folder.read_status().get("step", 0) >= step, f"step {step}", lambda: self.log)
+        wait_until(
+            lambda: self.folder.read_status().get("step", 0) >= step,
+            f"step {step}",
+            lambda: self.log,
+        )
 
     def wait(self, *, state: str = "COMPLETED") -> None:
         """Wait for the end of the job."""

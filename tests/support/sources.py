@@ -44,13 +44,21 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
 def growing(*, listed: str, kept: Mapping[str, str] | None = None) -> Splits:
     """As many digits as a file says, even and odd rows, each its own group; test and val are the first half."""
     digits, count = few_digits().train, int(Path(listed).read_text())
-    cut = {digits.names[row]: ("test", "val", "train", "train")[4 * row // count] for row in range(count)}
+    cut = {
+        digits.names[row]: ("test", "val", "train", "train")[4 * row // count]
+        for row in range(count)
+    }
     cut.update(kept or {})
 
     def part(split: str) -> Images:
         rows = [row for row in range(count) if cut[digits.names[row]] == split]
         names = [digits.names[row] for row in rows]
-        return Images(whole(digits.pixels)[rows], torch.tensor(rows) % 2, names, [f"group of {name}" for name in names])
+        return Images(
+            whole(digits.pixels)[rows],
+            torch.tensor(rows) % 2,
+            names,
+            [f"group of {name}" for name in names],
+        )
 
     return Splits(part("train"), part("val"), part("test"), ("even", "odd"), STATISTICS)
 
@@ -68,7 +76,9 @@ def unlabelled() -> Splits:
     splits = few_digits()
     train, test = splits.train.targets.clone(), splits.test.targets.clone()
     train[2], test[5] = -1, 10
-    return replace(splits, train=replace(splits.train, targets=train), test=replace(splits.test, targets=test))
+    return replace(
+        splits, train=replace(splits.train, targets=train), test=replace(splits.test, targets=test)
+    )
 
 
 class Turned(Dataset[Any]):
@@ -76,13 +86,17 @@ class Turned(Dataset[Any]):
 
     classes = tuple(str(digit) for digit in range(10))
 
-    def __init__(self, *, split: str = "train", count: int = 70, is_float: bool = False, broken: int = -1) -> None:
+    def __init__(
+        self, *, split: str = "train", count: int = 70, is_float: bool = False, broken: int = -1
+    ) -> None:
         images = few_digits(count=count).parts[split]
         self.images, self.targets = whole(images.pixels), images.targets
         self.is_float = is_float
         self.broken = broken
         # of the images that are evaluated, too: every evaluation must see the same ones
-        self.transform = v2.Compose([v2.ToImage(), v2.RandomCrop(8, padding=1), v2.RandomHorizontalFlip()])
+        self.transform = v2.Compose(
+            [v2.ToImage(), v2.RandomCrop(8, padding=1), v2.RandomHorizontalFlip()]
+        )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -91,7 +105,9 @@ class Turned(Dataset[Any]):
         if index == self.broken:
             raise OSError("half a file")
         image = Image.fromarray(self.images[index, 0].numpy()).rotate(random.choice((0, 90)))
-        turned = self.transform(np.clip(np.asarray(image) + np.random.normal(0, 3, (8, 8)), 0, 255).astype(np.uint8))
+        turned = self.transform(
+            np.clip(np.asarray(image) + np.random.normal(0, 3, (8, 8)), 0, 255).astype(np.uint8)
+        )
         return turned.float() / 128 - 1 if self.is_float else turned, int(self.targets[index])
 
 
@@ -102,7 +118,11 @@ def labelled(kind: str) -> Splits:
     def part(images: Images) -> Images:
         labels, pixels = images.targets, whole(images.pixels)
         labels_of = torch.stack([labels % 2 == 0, labels > 4], 1)
-        return Images(pixels, labels_of if kind == "labels" else pixels.float().mean((1, 2, 3)) / 255, images.names)
+        return Images(
+            pixels,
+            labels_of if kind == "labels" else pixels.float().mean((1, 2, 3)) / 255,
+            images.names,
+        )
 
     names = ("even", "above 4") if kind == "labels" else ("ink",)
     return Splits(part(plain.train), part(plain.val), part(plain.test), names)
@@ -111,7 +131,10 @@ def labelled(kind: str) -> Splits:
 def wrong_labels(flip_seed: int) -> dict[int, int]:
     """3 % of the digits by their number, and how much is added to their label."""
     draws = np.random.default_rng(flip_seed)
-    return {number: int(draws.integers(1, 10)) for number in draws.choice(1797, 54, replace=False).tolist()}
+    return {
+        number: int(draws.integers(1, 10))
+        for number in draws.choice(1797, 54, replace=False).tolist()
+    }
 
 
 def mislabelled(*, flip_seed: int, fold: Fold | None = None) -> Splits:

@@ -25,7 +25,9 @@ class Runs:
         return os.system, (TOUCH,)
 
 
-def typed(cwd: Path, *words: str | Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
+def typed(
+    cwd: Path, *words: str | Path, code: int | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `lockstep ...` in a folder, which must exit with `code`; None: with any."""
     done = commands.run([sys.executable, "-m", "lockstep", *words], cwd)
     assert code in (None, done.returncode), f"{words}: {done.stdout}{done.stderr}"
@@ -71,4 +73,6 @@ def digest(*roots: Path) -> Digest:
 
 def changes(before: Digest, after: Digest) -> list[str]:
     """Paths that are new, gone or different."""
-    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return sorted(
+        path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    )

@@ -34,11 +34,15 @@ def variables(**more: str | None) -> dict[str, str]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def run(cwd: Path, *overrides: str, code: int | None = None, **more: str | None) -> subprocess.CompletedProcess[str]:
+def run(
+    cwd: Path, *overrides: str, code: int | None = None, **more: str | None
+) -> subprocess.CompletedProcess[str]:
     """Run a sweep, which must exit with `code`; None: with any."""
     words, environ_ = command("-m", *overrides), variables(**more)
     if more:
-        done = subprocess.run(words, cwd=cwd, env=environ_, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            words, cwd=cwd, env=environ_, capture_output=True, text=True, timeout=PATIENCE_S
+        )
     else:
         done = commands.run(words, cwd, environ_)
     assert code in (None, done.returncode), done.stdout + done.stderr
@@ -76,12 +80,18 @@ def table_of(cwd: Path) -> dict[str, Any]:
 
 def processes_of(folder: RunFolder) -> list[int]:
     """Processes that have a file of a run open."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _has_open(entry, folder)]
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and _has_open(entry, folder)
+    ]
 
 
 def _has_open(process: Path, folder: RunFolder) -> bool:
     with contextlib.suppress(OSError):  # it has ended
-        return any(os.readlink(file).startswith(f"{folder.path}/") for file in (process / "fd").iterdir())
+        return any(
+            os.readlink(file).startswith(f"{folder.path}/") for file in (process / "fd").iterdir()
+        )
     return False
 
 

@@ -29,7 +29,13 @@ def _python() -> str | None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable, shutil.which(version, path="/usr/local/bin:/usr/bin")):
         try:
-            if path and subprocess.run([path, "-c", "import rich"], **_as(FIRST), capture_output=True).returncode == 0:
+            if (
+                path
+                and subprocess.run(
+                    [path, "-c", "import rich"], **_as(FIRST), capture_output=True
+                ).returncode
+                == 0
+            ):
                 return path
         except PermissionError:
             continue
@@ -43,7 +49,12 @@ def _as(user: int) -> dict[str, Any]:
 
 def popen(user: int, cwd: Path, *words: str) -> "subprocess.Popen[str]":
     """Start `python ...` as another user, with pipes."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     home = Path(cwd, f"home-{user}")
     home.mkdir(exist_ok=True)
     os.chown(home, user, user)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BLOCK = 32768
-HEADER, RECORD = 7, struct.Struct("<IHB")  # bytes of the file's own header; checksum, length and kind of a part
+# bytes of the file's own header; checksum, length and kind of a part
+HEADER, RECORD = 7, struct.Struct("<IHB")
 FULL, LAST = 1, 4
 
 
@@ -36,8 +37,13 @@ def _session(path: Path) -> Session:
         elif kind == "config":
             config |= {item.key: json.loads(item.value_json) for item in record.config.update}
         elif kind == "history":
-            named = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            points.append({name: value for name, value in named.items() if not name.startswith("_")})
+            named = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            points.append(
+                {name: value for name, value in named.items() if not name.startswith("_")}
+            )
         elif kind == "exit":
             exit_code = record.exit.exit_code
     return Session(*identity, config, points, exit_code)

@@ -13,7 +13,9 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 def source(folder: Path) -> Path:
     """Copy what a wheel is built from."""
     for name in ("src", "conf"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
@@ -27,7 +29,8 @@ def environment(folder: Path, source: Path) -> Path:
     venv.create(folder, with_pip=False)
     others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site,) = folder.glob("lib/python3.*/site-packages")
-    # a .pth file does not have those read that lie in the folders it names: an editable Lockstep is not found
+    # a .pth file does not have those read that lie in the folders it names: an editable Lockstep is
+    # not found
     (site / "others.pth").write_text("".join(f"{path}\n" for path in others))
     python = folder / "bin" / "python"
     _pip("--python", python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel)
@@ -42,7 +45,11 @@ def lend(environment: Path, project: Path) -> None:
 
 def run(cwd: Path, *words: str | Path, code: int = 0) -> str:
     """Run a command, which must exit with `code`, without PYTHONPATH. Returns its output."""
-    variables = {name: value for name, value in environ().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    variables = {
+        name: value
+        for name, value in environ().items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
     pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
     done = subprocess.run(list(map(str, words)), cwd=cwd, env=variables, **pipes)
     assert done.returncode == code, done.stdout + done.stderr

@@ -43,7 +43,11 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
 
 
 def test_speed_up_single_worker_same_device() -> None:
-    records = [record("cpu", 1, 1), record("gpu", 1, 15, device="gpu"), record("two", 2, 10, device="gpu")]
+    records = [
+        record("cpu", 1, 1),
+        record("gpu", 1, 15, device="gpu"),
+        record("two", 2, 10, device="gpu"),
+    ]
     assert [results.speed_up(r, records) for r in records] == pytest.approx([1, 1, 1.5])
 
 
@@ -74,8 +78,12 @@ def test_environments_skipped(
     monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
     cores, gpus, nodes = machines
     of_machine = found(cores, gpus, num_nodes=nodes)
-    assert [name for name, environment in of_machine.items() if environment.config is not None] == expected
-    assert all(environment.skipped for name, environment in of_machine.items() if name not in expected)
+    assert [
+        name for name, environment in of_machine.items() if environment.config is not None
+    ] == expected
+    assert all(
+        environment.skipped for name, environment in of_machine.items() if name not in expected
+    )
 
 
 SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
@@ -107,7 +115,9 @@ SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
     ],
 )
 def test_environments_sizes(
-    monkeypatch: pytest.MonkeyPatch, machines: tuple[int, int, int], expected: dict[str, tuple[float, ...]]
+    monkeypatch: pytest.MonkeyPatch,
+    machines: tuple[int, int, int],
+    expected: dict[str, tuple[float, ...]],
 ) -> None:
     """Workers, nodes, workers of a node, threads, batch and rate; of an allocation one machine or all."""
     monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
@@ -118,7 +128,12 @@ def test_environments_sizes(
         assert config is not None
         assert config.trainer.max_time_s == 7
         of_trainer = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
-        sizes[name] = (environment.num_workers, *of_trainer, config.global_batch_size, config.optimizer.lr)
+        sizes[name] = (
+            environment.num_workers,
+            *of_trainer,
+            config.global_batch_size,
+            config.optimizer.lr,
+        )
     assert sizes == expected
 
 
@@ -133,8 +148,17 @@ def test_machines_of_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "is_benchmark"),
     [
-        *(("trainer.devices=2", True), ("resume=x", True), ("init_from=x", True), ("changed_data=accept", True)),
-        *(("trainer.num_nodes=2", True), ("benchmark.budget_s=3", False), ("+benchmark=default", False)),
+        *(
+            ("trainer.devices=2", True),
+            ("resume=x", True),
+            ("init_from=x", True),
+            ("changed_data=accept", True),
+        ),
+        *(
+            ("trainer.num_nodes=2", True),
+            ("benchmark.budget_s=3", False),
+            ("+benchmark=default", False),
+        ),
     ],
 )
 def test_errors_keys(text: str, is_benchmark: bool) -> None:
@@ -146,7 +170,11 @@ def test_errors_keys(text: str, is_benchmark: bool) -> None:
 
 @pytest.mark.parametrize(
     ("states", "received", "code"),
-    [(["measured", "skipped"], 0, 0), (["failed", "measured"], 0, 1), (["failed"], signal.SIGINT, 130)],
+    [
+        (["measured", "skipped"], 0, 0),
+        (["failed", "measured"], 0, 1),
+        (["failed"], signal.SIGINT, 130),
+    ],
 )
 def test_exit_code(states: list[str], received: int, code: int) -> None:
     assert command.exit_code([{"state": state} for state in states], received) == code
@@ -156,7 +184,8 @@ def test_record_of_a_run(tmp_path: Path) -> None:
     environment = found(2, 0)["cpu"]
     folder = RunFolder(tmp_path)
     folder.write_status(images_per_s=50.0, train_images=100)
-    assert results.record(environment, folder, "measured", "")["epoch_s"]["median"] == 2  # of the steps so far
+    # of the steps so far
+    assert results.record(environment, folder, "measured", "")["epoch_s"]["median"] == 2
     folder.metrics.write_text("epoch,images_per_s,val/accuracy\n0,10,0.8\n1,20,0.9\n2,25,0.7\n")
     epochs = results.record(environment, folder, "stopped", "interrupted")
     assert (epochs["epochs"], epochs["val_accuracy"]) == (3, 0.9)
@@ -166,7 +195,9 @@ def test_record_of_a_run(tmp_path: Path) -> None:
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:
     variables = {**environ(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     with open(cwd / "log", "wb") as log:
-        return subprocess.Popen([TOOL, "benchmark", *texts], cwd=cwd, env=variables, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [TOOL, "benchmark", *texts], cwd=cwd, env=variables, stdout=log, stderr=log
+        )
 
 
 def folder_of(cwd: Path) -> Path:
@@ -213,7 +244,11 @@ def test_benchmark_failed_and_interrupted(tmp_path: Path) -> None:
     process = start(
         tmp_path,
         *(text for text in SMALLER if not text.startswith("model.")),
-        *("model._target_=tests.support.networks.FailsOnRank1", "+model.hidden=4", "trainer.max_epochs=2000"),
+        *(
+            "model._target_=tests.support.networks.FailsOnRank1",
+            "+model.hidden=4",
+            "trainer.max_epochs=2000",
+        ),
         "benchmark.budget_s=100",
         "+benchmark.environments.fails={strategy:cpu,devices:2,scale_with_workers:false}",
         f"+benchmark.environments.works{one}",
@@ -236,7 +271,7 @@ def test_benchmark_failed_and_interrupted(tmp_path: Path) -> None:
     assert environments["works"]["images_per_s"]["count"] >= 2
 
 
-# -- on the machines of a SLURM allocation and as a job ----------------------------------------------------------------
+# -- on the machines of a SLURM allocation and as a job --------------------------------------------
 
 
 JOB = ("cluster=slurm", "cluster.time_min=9", "trainer.num_nodes=2")
@@ -250,19 +285,35 @@ def shell(slurm: Slurm, tmp_path: Path) -> Shell:
 
 
 def words(*overrides: str) -> list[str]:
-    return [sys.executable, "-m", "lockstep", "benchmark", *SMALLER, "trainer.max_epochs=2000", *overrides]
+    return [
+        sys.executable,
+        "-m",
+        "lockstep",
+        "benchmark",
+        *SMALLER,
+        "trainer.max_epochs=2000",
+        *overrides,
+    ]
 
 
 @pytest.mark.full
 @pytest.mark.processes
 def test_benchmark_job_of_both_machines(shell: Shell, gpus: PretendedGpus) -> None:
-    sizes = ("cluster.gpus_per_node=2", "cluster.cpus_per_worker=2", "cluster.memory_gib=8", "benchmark.budget_s=6")
+    sizes = (
+        "cluster.gpus_per_node=2",
+        "cluster.cpus_per_worker=2",
+        "cluster.memory_gib=8",
+        "benchmark.budget_s=6",
+    )
     shell.slurm.run(*words(*JOB, *sizes), cwd=shell.cwd, environ=gpus.environ(2))
     folder = RunFolder(folder_of(shell.cwd))
     job = folder.read_job()["id"]
     shell.jobs("wait", job)
     measured = by_name(shell.cwd)
-    sizes = {name: (r["state"], r["nodes"], r["workers"], r["global_batch_size"]) for name, r in measured.items()}
+    sizes = {
+        name: (r["state"], r["nodes"], r["workers"], r["global_batch_size"])
+        for name, r in measured.items()
+    }
     assert sizes == {
         "cpu": ("measured", 1, 1, 16),
         "parallel-cpu": ("measured", 2, 4, 16),
@@ -295,10 +346,15 @@ def test_benchmark_of_allocation(shell: Shell) -> None:
     ],
     ids=["cancelled", "preempted"],
 )
-def test_benchmark_job_interrupted(shell: Shell, interruption: list[str], state: str, reason: str) -> None:
+def test_benchmark_job_interrupted(
+    shell: Shell, interruption: list[str], state: str, reason: str
+) -> None:
     """It reports what it measured, and is not resumed."""
     later = "+benchmark.environments.later={strategy:cpu,devices:1,scale_with_workers:false}"
-    shell.slurm.run(*words(*JOB, "benchmark.environments.cpu=null", later, "benchmark.budget_s=500"), cwd=shell.cwd)
+    shell.slurm.run(
+        *words(*JOB, "benchmark.environments.cpu=null", later, "benchmark.budget_s=500"),
+        cwd=shell.cwd,
+    )
     job = Submitted(shell, RunFolder(folder_of(shell.cwd)), "")
     run = RunFolder(job.folder.path / "parallel-cpu")
     wait_until(lambda: run.read_status().get("epoch", 0) > 1, "the second epoch", lambda: job.log)

@@ -60,7 +60,7 @@ def id_of(client: Client, name: str = "live") -> str:
     return listed(client)[name]["id"]
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------
+# -- stopping --------------------------------------------------------------------------------------
 
 
 def test_stop_live_run(client: Client, live: RunFolder) -> None:
@@ -92,7 +92,9 @@ def test_stop_live_run(client: Client, live: RunFolder) -> None:
     ],
     ids=str,
 )
-def test_post_refused(client: Client, live: RunFolder, address: str, changes: dict[str, Any], code: int) -> None:
+def test_post_refused(
+    client: Client, live: RunFolder, address: str, changes: dict[str, Any], code: int
+) -> None:
     answer = post(client, address, {"run": id_of(client), "note": "mine", "tags": []}, **changes)
     assert answer.status_code == code
     assert told(answer)["message"]
@@ -104,7 +106,9 @@ def test_post_refused(client: Client, live: RunFolder, address: str, changes: di
 @pytest.mark.parametrize("address", ["runs", "run?id=ID", "sweep", "control", "stop", "notes"])
 def test_unknown_hosts(client: Client, address: str) -> None:
     path = f"{BASE}/{address.replace('ID', id_of(client))}"
-    for method, url in itertools.product(("GET", "POST"), ("http://attacker.example:6006", "http://10.0.0.1:6006")):
+    for method, url in itertools.product(
+        ("GET", "POST"), ("http://attacker.example:6006", "http://10.0.0.1:6006")
+    ):
         answer = client.open(path, method=method, base_url=url)
         assert answer.status_code == 403
         assert list(told(answer)) == ["message"]
@@ -128,7 +132,14 @@ MACHINE = ("localhost", "192.168.1.2", "10.0.0.1", "[fe80::1]", socket.gethostna
 )
 def test_hosts(live: RunFolder, flags: tuple[str, ...], names: tuple[str, ...]) -> None:
     client = board(live.path.parent, *flags)
-    for name in {*MACHINE, *names, "gpu7.example.org", "gpu8", "attacker.example", "localhost.attacker.example"}:
+    for name in {
+        *MACHINE,
+        *names,
+        "gpu7.example.org",
+        "gpu8",
+        "attacker.example",
+        "localhost.attacker.example",
+    }:
         code = client.get(f"{BASE}/runs", base_url=f"http://{name}:6006").status_code
         assert (name, code) == (name, 200 if name in names else 403)
 
@@ -207,18 +218,22 @@ def test_note_changed_elsewhere(client: Client, live: RunFolder) -> None:
     ],
     ids=["garbage", "numbers", "lists", "long", "link"],
 )
-def test_note_of_others(client: Client, live: RunFolder, tmp_path: Path, text: str, is_link: bool) -> None:
+def test_note_of_others(
+    client: Client, live: RunFolder, tmp_path: Path, text: str, is_link: bool
+) -> None:
     """What is not a note is neither shown nor replaced, and a link is not followed."""
     file = tmp_path / "secret.json" if is_link else live.notes
     file.write_text(text)
     if is_link:
         live.notes.symlink_to(file)
     assert not {"note", "tags"} & listed(client)["live"].keys()
-    assert post(client, "notes", {"run": id_of(client), "note": "mine", "tags": []}).status_code == 409
+    assert (
+        post(client, "notes", {"run": id_of(client), "note": "mine", "tags": []}).status_code == 409
+    )
     assert file.read_text() == text
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("journal", ["", "[" * 100_000, '{"op_code": 4}', "5"])
@@ -238,24 +253,40 @@ def test_unknown_address(client: Client) -> None:
 
 def test_sweep(tmp_path: Path) -> None:
     settings = [(lr, seed) for lr in (0.05, 0.1) for seed in (0, 1)]
-    accuracies = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.8 + lr + seed / 100 for lr, seed in settings}
+    accuracies = {
+        (f"optimizer.lr={lr}", f"seed={seed}"): 0.8 + lr + seed / 100 for lr, seed in settings
+    }
     folders = write_trials(tmp_path / "day" / "sweep", accuracies)
     client = board(tmp_path)
     address = f"{BASE}/sweep?name=day/sweep"
     found = told(client.get(address, base_url=LOCAL))
     assert [trial["trial"] for trial in found["trials"]] == [2, 3, 0, 1]
-    expected = {"id": id_of(client, "day/sweep/3"), "settings": {"optimizer.lr": "0.1", "seed": "1"}}
-    expected |= {"state": "finished", "epoch": 2, "values": {"train/loss": 1.0, "val/accuracy": 0.91}}
+    expected = {
+        "id": id_of(client, "day/sweep/3"),
+        "settings": {"optimizer.lr": "0.1", "seed": "1"},
+    }
+    expected |= {
+        "state": "finished",
+        "epoch": 2,
+        "values": {"train/loss": 1.0, "val/accuracy": 0.91},
+    }
     assert found["trials"][1].items() >= expected.items()
     assert [group["trials"] for group in found["groups"]] == found["repeated"] == [[2, 3], [0, 1]]
     folders[0].write_summary(folders[0].read_summary() | {"test_accuracy": 0.7})
-    changed = {trial["trial"]: trial for trial in told(client.get(address, base_url=LOCAL))["trials"]}
+    changed = {
+        trial["trial"]: trial for trial in told(client.get(address, base_url=LOCAL))["trials"]
+    }
     assert changed[0]["values"]["test/accuracy"] == 0.7
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("new", "new/0/config.yaml"), ("broken", SWEEP), ("../new", "no longer exists"), ("", "no longer exists")],
+    [
+        ("new", "new/0/config.yaml"),
+        ("broken", SWEEP),
+        ("../new", "no longer exists"),
+        ("", "no longer exists"),
+    ],
 )
 def test_sweep_errors(tmp_path: Path, name: str, message: str) -> None:
     (write_trials(tmp_path / "new", {("seed=0",): 0.8})[0].config).write_text("seed: 0\n")
@@ -274,9 +305,16 @@ def test_command_quoted(client: Client, live: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     ("state", "has_checkpoint", "is_shown"),
-    [("stopped", True, True), ("finished", True, False), (None, True, False), ("failed", False, False)],
+    [
+        ("stopped", True, True),
+        ("finished", True, False),
+        (None, True, False),
+        ("failed", False, False),
+    ],
 )
-def test_resume_command(tmp_path: Path, state: str | None, has_checkpoint: bool, is_shown: bool) -> None:
+def test_resume_command(
+    tmp_path: Path, state: str | None, has_checkpoint: bool, is_shown: bool
+) -> None:
     folder = write_run(tmp_path / "run", state)
     if has_checkpoint:
         save_checkpoint(folder)
@@ -285,13 +323,16 @@ def test_resume_command(tmp_path: Path, state: str | None, has_checkpoint: bool,
     assert told(client.get(f"{BASE}/run?id={id_of(client, 'run')}"))["resume"] == expected
 
 
-# -- what is shipped ---------------------------------------------------------------------------------------------------
+# -- what is shipped -------------------------------------------------------------------------------
 
 
 def test_page_text_only() -> None:
     for path in plugin.STATIC.iterdir():
         text = path.read_text()
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|srcdoc", text)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(|srcdoc",
+            text,
+        )
         assert re.findall(r"https?://[^'\" ]+", text) in ([], ["http://www.w3.org/2000/svg"])
         assert "@import" not in text
 
@@ -318,11 +359,19 @@ PAGES = ("/", "/data/plugins_listing", f"{BASE}/runs", f"{BASE}/index.js", "/non
 def test_wrong_token(client: Client, live: RunFolder, query: str, cookie: str) -> None:
     key = id_of(client)
     headers = {"Cookie": cookie, "Content-Type": JSON}
-    options: dict[str, Any] = {"base_url": LOCAL, "headers": headers, "data": json.dumps({"run": key})}
+    options: dict[str, Any] = {
+        "base_url": LOCAL,
+        "headers": headers,
+        "data": json.dumps({"run": key}),
+    }
     client = with_token(client)
     for method, path in (*itertools.product(("GET", "POST"), PAGES), ("POST", f"{BASE}/stop")):
         answer = client.open(path + query, method=method, **options)
-        assert (path, answer.status_code, answer.get_data(as_text=True)) == (path, 403, f"{command.NO_TOKEN}\n")
+        assert (path, answer.status_code, answer.get_data(as_text=True)) == (
+            path,
+            403,
+            f"{command.NO_TOKEN}\n",
+        )
         assert "Set-Cookie" not in answer.headers
     assert not live.stop_flag.exists()
 
@@ -332,8 +381,17 @@ def test_token_once(client: Client, live: RunFolder) -> None:
     client = with_token(client)
     entered = client.get("/?token=secret", base_url=LOCAL)
     assert (entered.status_code, entered.headers["Location"]) == (302, "./")
-    assert entered.headers["Set-Cookie"] == "lockstep-board-6006=secret; Path=/; HttpOnly; SameSite=Strict"
-    assert [client.get(path, base_url=LOCAL).status_code for path in PAGES] == [200, 200, 200, 200, 404]
+    assert (
+        entered.headers["Set-Cookie"]
+        == "lockstep-board-6006=secret; Path=/; HttpOnly; SameSite=Strict"
+    )
+    assert [client.get(path, base_url=LOCAL).status_code for path in PAGES] == [
+        200,
+        200,
+        200,
+        200,
+        404,
+    ]
     assert stop(client, key, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert stop(client, key).status_code == 200
 
@@ -345,7 +403,7 @@ def test_framed_by_other_site(client: Client) -> None:
     assert any("script-src" in policy for policy in policies)
 
 
-# -- lockstep board ----------------------------------------------------------------------------------------------------
+# -- lockstep board --------------------------------------------------------------------------------
 
 
 @pytest.mark.full
@@ -354,22 +412,33 @@ def test_board_token_and_hosts(tmp_path: Path) -> None:
     """Also the tabs of TensorBoard itself, whose data has no other guard; nor does another way lead to the data."""
     write_run(tmp_path / "run")
     with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as started:
-        assert re.fullmatch(rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", started.address())
+        assert re.fullmatch(
+            rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", started.address()
+        )
         address = urlsplit(started.address())
         token = address.query.removeprefix("token=")
         cookie = f"lockstep-board-{address.port}={token}"
 
         def ask(path: str, host: str, cookie: str) -> int:
             connection = http.client.HTTPConnection(address.netloc, timeout=PATIENCE_S)
-            connection.request("GET", path, headers={"Host": f"{host}:{address.port}", "Cookie": cookie})
+            connection.request(
+                "GET", path, headers={"Host": f"{host}:{address.port}", "Cookie": cookie}
+            )
             code = connection.getresponse().status
             connection.close()
             return code
 
         assert ask(f"/?{address.query}", "localhost", "") == 302
-        for path in ("/", "/data/runs", "/data/environment", "/data/plugin/scalars/tags", f"{BASE}/runs"):
+        for path in (
+            "/",
+            "/data/runs",
+            "/data/environment",
+            "/data/plugin/scalars/tags",
+            f"{BASE}/runs",
+        ):
             assert ask(path, "localhost", "") == 403
             assert ask(path, "gpu7", cookie) == 200
             assert ask(path, "attacker.example", cookie) == 403
         assert token.encode() not in Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
-        assert children_of(started.process.pid) == []  # a server of TensorBoard's data answers everybody
+        # a server of TensorBoard's data answers everybody
+        assert children_of(started.process.pid) == []

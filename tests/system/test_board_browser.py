@@ -32,7 +32,9 @@ expect = sync_api.expect
 pytestmark = [
     pytest.mark.full,
     pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="no browser here; tests/support/chromium.sh says why"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no browser here; tests/support/chromium.sh says why"
+    ),
 ]
 ENTRY = f"/data/plugin_entry.html?name={NAME}"
 ROWS = "tbody tr"
@@ -42,7 +44,9 @@ ROWS = "tbody tr"
 def site(tmp_path: Path, page: Any) -> Iterator[str]:
     """The address of the tab by itself, on the runs below tmp_path / runs; it polls more often than every 2 s."""
     (tmp_path / "runs").mkdir()
-    page.add_init_script("const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);")
+    page.add_init_script(
+        "const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);"
+    )
     with serving(board(tmp_path / "runs").application) as address:
         yield address + ENTRY
 
@@ -105,18 +109,26 @@ def test_details(root: Path, site: str, page: Any) -> None:
     write_rows(folder, 10)
     folder.pictures.mkdir()
     counts = [[8, 2], [0, 5]]
-    write_json(folder.confusion("test"), {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": counts})
+    write_json(
+        folder.confusion("test"),
+        {"step": 30, "num_classes": 2, "classes": ["cat", "dog"], "counts": counts},
+    )
     page.goto(site)
     cells = page.locator("figure", has_text="Confusion matrix").locator("tbody td")
     expect(cells).to_have_text(["8", "2", "", "5"])
     chart = page.locator(".details figure", has_text="Accuracy")
-    expect(chart.get_by_role("img", name="Accuracy: train 0.92, validation 0.91 at epoch 10")).to_be_visible()
+    expect(
+        chart.get_by_role("img", name="Accuracy: train 0.92, validation 0.91 at epoch 10")
+    ).to_be_visible()
 
 
 def write_small(path: Path) -> list[RunFolder]:
     """A sweep of two learning rates and two seeds, without the last one; the third trial is in training."""
     settings = [("0.05", 0), ("0.1", 0), ("0.05", 1)]
-    results = {(f"optimizer.lr={lr}", f"seed={seed}"): 0.9 + n / 100 for n, (lr, seed) in enumerate(settings)}
+    results = {
+        (f"optimizer.lr={lr}", f"seed={seed}"): 0.9 + n / 100
+        for n, (lr, seed) in enumerate(settings)
+    }
     folders = write_trials(path, results)
     folders[2].update_status(state="training", percent=50.0)
     folders[2].summary.unlink()
@@ -155,12 +167,17 @@ def cells_of(grid: Any) -> list[Any]:
 def test_sweep_row_best_setting(root: Path, site: str, page: Any) -> None:
     """The mean of a setting: a single seed of another setting is luck, and one that still trains has no result."""
     values = {(0.1, 0): 0.7, (0.1, 1): 0.9, (0.2, 0): 0.95, (0.2, 1): 0.96, (0.3, 0): 0.99}
-    folders = write_trials(root / "seeds", {(f"optimizer.lr={lr}", f"seed={n}"): v for (lr, n), v in values.items()})
+    folders = write_trials(
+        root / "seeds", {(f"optimizer.lr={lr}", f"seed={n}"): v for (lr, n), v in values.items()}
+    )
     folders[3].update_status(state="training")
     folders[3].summary.unlink()
     for folder, accuracy in zip(folders, (0.6, 0.7), strict=False):
         folder.write_summary({**folder.read_summary(), "test_loss": 1.0, "test_accuracy": accuracy})
-    folds = {("data.folds=2", f"data.fold={fold}", f"seed={n}"): 0.5 + fold / 4 for fold, n in ((0, 0), (0, 1), (1, 0))}
+    folds = {
+        ("data.folds=2", f"data.fold={fold}", f"seed={n}"): 0.5 + fold / 4
+        for fold, n in ((0, 0), (0, 1), (1, 0))
+    }
     write_trials(root / "folds", folds)
     page.goto(site)
     sweeps = page.locator("tr[data-sweep]")
@@ -188,7 +205,9 @@ def test_sweep_row_opens_trials(root: Path, site: str, page: Any) -> None:
     ]
     expect(page.locator(".details button.stop")).to_be_visible()  # of the live one
     grid.get_by_role("button", name="trial 0").click()
-    expect(page.locator(".details")).to_contain_text("python train.py model.width=8 optimizer.lr=0.05 seed=0")
+    expect(page.locator(".details")).to_contain_text(
+        "python train.py model.width=8 optimizer.lr=0.05 seed=0"
+    )
 
 
 def test_note_changed_elsewhere(root: Path, site: str, page: Any) -> None:
@@ -212,14 +231,20 @@ def test_comparison_mean_and_band(root: Path, site: str, page: Any) -> None:
     accuracies = {"0.05": (0.80, 0.84, 0.91), "0.1": (0.60, 0.70, 0.90)}
     write_trials(
         root / "sweep",
-        {(f"optimizer.lr={rate}", f"seed={n}"): v for rate, values in accuracies.items() for n, v in enumerate(values)},
+        {
+            (f"optimizer.lr={rate}", f"seed={n}"): v
+            for rate, values in accuracies.items()
+            for n, v in enumerate(values)
+        },
     )
     page.goto(site)
     compared = page.get_by_role("region", name="Comparison")
     chart = compared.get_by_role("img").last
     page.get_by_label("Compare sweep", exact=True).check()
     compared.get_by_role("button", name="Settings").press("Enter")
-    spreads = {rate: f"{mean(values):.4g} ± {stdev(values):.2g}" for rate, values in accuracies.items()}
+    spreads = {
+        rate: f"{mean(values):.4g} ± {stdev(values):.2g}" for rate, values in accuracies.items()
+    }
     expected = f"val/accuracy: optimizer.lr=0.1 {spreads['0.1']}, optimizer.lr=0.05 {spreads['0.05']} at epoch 2"
     expect(chart).to_have_attribute("aria-label", expected)
     expect(chart.locator("path.band")).to_have_count(2)
@@ -254,21 +279,31 @@ def test_silent_server(root: Path, site: str, page: Any) -> None:
 
 def test_hostile_text(root: Path, site: str, page: Any) -> None:
     def attack(name: str) -> str:
-        return f"<img src=x onerror=hacked='{name}'><script>hacked='{name}'<\\script>"  # a folder may hold no slash
+        # a folder may hold no slash
+        return f"<img src=x onerror=hacked='{name}'><script>hacked='{name}'<\\script>"
 
-    texts = {name: attack(name) for name in ("reason", "device", "precision", "host", "monitor", "name")}
+    texts = {
+        name: attack(name) for name in ("reason", "device", "precision", "host", "monitor", "name")
+    }
     folder = write_run(
-        root / attack("run"), "stopped", **texts, best=0.5, metrics={attack("metric"): 1.0}, learning_rate=1.0
+        root / attack("run"),
+        "stopped",
+        **texts,
+        best=0.5,
+        metrics={attack("metric"): 1.0},
+        learning_rate=1.0,
     )
     save_checkpoint(folder)
     folder.note(overrides=[attack("override"), "javascript:window.hacked='override'"])
     write_json(folder.notes, {"note": attack("note"), "tags": [attack("tag")]})
     files.write_rows(
-        folder.metrics, [{"epoch": 1, "train/loss": 1, attack("metric"): 1, attack("column"): attack("value")}]
+        folder.metrics,
+        [{"epoch": 1, "train/loss": 1, attack("metric"): 1, attack("column"): attack("value")}],
     )
     (write_run(root / "broken", None).path / "status.json").write_text(attack("status"))
     sweep = write_trials(
-        root / attack("sweep"), {(attack("x=1"), f"{attack('key')}={attack('value')}"): 0.5, ("seed=1",): 1}
+        root / attack("sweep"),
+        {(attack("x=1"), f"{attack('key')}={attack('value')}"): 0.5, ("seed=1",): 1},
     )
     write_json(sweep[0].notes, {"note": attack("note"), "tags": [attack("tag")]})
     page.goto(site)

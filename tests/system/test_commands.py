@@ -68,7 +68,9 @@ def test_eval_in_precision_of_gpus(trained: RunFolder, tmp_path: Path, precision
 
 
 def test_predictions_of_split(trained: RunFolder) -> None:
-    lockstep(cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2")
+    lockstep(
+        cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2"
+    )
     rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
     assert [row["file"] for row in rows] == list(truth.names)
@@ -114,9 +116,14 @@ def test_commands_complete(tmp_path: Path) -> None:
     assert sorted(names) == sorted([*COMMANDS, *TRIED])
 
 
-# -- every kind of override -------------------------------------------------------------------------------------------
+# -- every kind of override ------------------------------------------------------------------------
 
-QUICK = ("strategy=cpu", "trainer.max_epochs=1", "trainer.limit_train_batches=1", "trainer.limit_val_batches=1")
+QUICK = (
+    "strategy=cpu",
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=1",
+    "trainer.limit_val_batches=1",
+)
 LITTLE = ("trainer.limit_test_batches=1", "callbacks.pictures=null", "logger=none")
 FILES = {
     "conf/config.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-the-project\n",
@@ -150,8 +157,19 @@ def config_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.full
 def test_overrides_of_all_types(project: Path) -> None:
     typed = (
-        *("experiment=small", "model.stem=imagenet", "hydra.run.dir=here", "~callbacks.timer", "trainer.loads=[1]"),
-        *("+callbacks.last.verbose=true", "++optimizer.lr=0.2", "trainer.max_time_s=null", "seed=7"),
+        *(
+            "experiment=small",
+            "model.stem=imagenet",
+            "hydra.run.dir=here",
+            "~callbacks.timer",
+            "trainer.loads=[1]",
+        ),
+        *(
+            "+callbacks.last.verbose=true",
+            "++optimizer.lr=0.2",
+            "trainer.max_time_s=null",
+            "seed=7",
+        ),
         *("eval_batch_size=${global_batch_size}", "augment={flip:true}", "name=${oc.env:MY_NAME}"),
     )
     train(project, *typed)
@@ -171,6 +189,18 @@ def test_config_files_of_project(project: Path) -> None:
     train(project, "model=tinier", "hydra.run.dir=first")
     first = config_of(project / "first")
     assert (first["name"], first["model"]["width"]) == ("of-the-project", 1)
-    train(project, "--config-name", "other", "--config-dir", "more", "model=tiny", "data=few", "hydra.run.dir=second")
+    train(
+        project,
+        "--config-name",
+        "other",
+        "--config-dir",
+        "more",
+        "model=tiny",
+        "data=few",
+        "hydra.run.dir=second",
+    )
     second = config_of(project / "second")
-    assert (second["name"], second["data"]["_target_"]) == ("of-another-file", "lockstep.data.synthetic")
+    assert (second["name"], second["data"]["_target_"]) == (
+        "of-another-file",
+        "lockstep.data.synthetic",
+    )

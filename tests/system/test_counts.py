@@ -9,7 +9,11 @@ from tests.support.harness import SMALL
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 # 3 batches of 16 of 70 images, 1 of 10 of 23, 2 of 10 of 31
-LIMITS = ["trainer.limit_train_batches=3", "trainer.limit_val_batches=1", "trainer.limit_test_batches=2"]
+LIMITS = [
+    "trainer.limit_train_batches=3",
+    "trainer.limit_val_batches=1",
+    "trainer.limit_test_batches=2",
+]
 
 
 def test_counts_of_limited_batches(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
     reason = folder.read_status()["reason"]
     assert reason.startswith(f"{who} was ended by {number.name} on {HOST}")
     if number != signal.SIGKILL:
-        place = line_of({"SIGSEGV": "    ctypes.string_at(0)", "SIGABRT": "    os.abort()"}[number.name])
+        place = line_of(
+            {"SIGSEGV": "    ctypes.string_at(0)", "SIGABRT": "    os.abort()"}[number.name]
+        )
         assert f"{SOURCE}:{place}" in reason
     assert folder.failure.read_text().splitlines()[0] == reason
     assert reason in stderr
@@ -47,7 +49,12 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
 
 @pytest.mark.parametrize(
     ("num_workers", "rank", "number"),
-    [(1, 0, signal.SIGSEGV), (1, 0, signal.SIGKILL), (2, 0, signal.SIGABRT), (2, 1, signal.SIGKILL)],
+    [
+        (1, 0, signal.SIGSEGV),
+        (1, 0, signal.SIGKILL),
+        (2, 0, signal.SIGABRT),
+        (2, 1, signal.SIGKILL),
+    ],
 )
 def test_rank_dies(tmp_path: Path, num_workers: int, rank: int, number: signal.Signals) -> None:
     done = run(tmp_path, command(*SMALL, f"trainer.devices={num_workers}", dies(number.name, rank)))
@@ -59,12 +66,22 @@ def test_task_of_srun_dies(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies("SIGSEGV", rank=1)])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    place |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "localhost"}
+    place |= {
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
     tasks = [
         Command(
             words,
             cwd=tmp_path,
-            env={**environ(), "PYTHONPATH": str(ROOT), **place, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            env={
+                **environ(),
+                "PYTHONPATH": str(ROOT),
+                **place,
+                "SLURM_PROCID": rank,
+                "SLURM_LOCALID": rank,
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -75,7 +92,10 @@ def test_task_of_srun_dies(tmp_path: Path) -> None:
     reason = folder.read_status()["reason"]
     assert reason.startswith(f"rank 1 of 2 on {HOST} (pid {tasks[1].pid}) has been silent since ")
     assert reason in told[0]
-    assert f'File "{SOURCE}", line {line_of("    ctypes.string_at(0)")}' in folder.rank_log(1).read_text()
+    assert (
+        f'File "{SOURCE}", line {line_of("    ctypes.string_at(0)")}'
+        in folder.rank_log(1).read_text()
+    )
 
 
 STACK = """Fatal Python error: Segmentation error
@@ -94,9 +114,16 @@ Extension modules: numpy.core, torch._C (total: 2)
 @pytest.mark.parametrize(
     ("stack", "place"),
     [
-        (STACK, ", in /home/me/net.py:7 (forward)"),  # a thread of a library died: where the main thread was
-        (STACK.replace("Thread 0x00007f01", "Current thread 0x1"), ", in /usr/lib/python3.11/threading.py:327 (wait)"),
-        (STACK.replace("Thread 0x00007f02", "Current thread 0x1"), ", in /home/me/net.py:7 (forward)"),
+        # a thread of a library died: where the main thread was
+        (STACK, ", in /home/me/net.py:7 (forward)"),
+        (
+            STACK.replace("Thread 0x00007f01", "Current thread 0x1"),
+            ", in /usr/lib/python3.11/threading.py:327 (wait)",
+        ),
+        (
+            STACK.replace("Thread 0x00007f02", "Current thread 0x1"),
+            ", in /home/me/net.py:7 (forward)",
+        ),
         ("", ""),
     ],
 )

@@ -32,18 +32,23 @@ def run(cwd: Path, words: list[str], **more: Any) -> "subprocess.CompletedProces
     env = environ() | {"PYTHONPATH": str(ROOT)}
     if words[0] == sys.executable and not more:
         return commands.run(words, cwd, env)
-    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, **more)
+    return subprocess.run(
+        words, cwd=cwd, env=env, capture_output=True, text=True, timeout=PATIENCE_S, **more
+    )
 
 
 def mounted(place: Path, size: str, words: list[str]) -> list[str]:
     """A command in a mount namespace of its own; skips where the kernel allows none."""
     space = ["unshare", "--user", "--map-root-user", "--mount"]
-    if shutil.which("unshare") is None or subprocess.run([*space, "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*space, "true"], capture_output=True).returncode
+    ):
         pytest.skip("this kernel gives no mount namespace to a user")
     return [*space, "sh", "-c", MOUNTED, str(place), size, *words]
 
 
-# -- the reason --------------------------------------------------------------------------------------------------------
+# -- the reason ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -70,7 +75,8 @@ def test_explain_full_disk(tmp_path: Path, number: int) -> None:
 )
 def test_explain_other_errors(tmp_path: Path, error: Exception) -> None:
     assert refusals.explain_error(error, tmp_path, "rank 0 of 1") is None
-    for number in (errno.ENOENT, errno.EEXIST):  # such as os.mkdir of a user's callback, which meets its folder again
+    # such as os.mkdir of a user's callback, which meets its folder again
+    for number in (errno.ENOENT, errno.EEXIST):
         of_code = OSError(number, "no", str(tmp_path / "mine"))
         assert refusals.explain_error(of_code, tmp_path, "rank 0 of 1") is None
 
@@ -83,7 +89,7 @@ def test_write_obstacle(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def assert_error(done: "subprocess.CompletedProcess[str]", code: int, *parts: str) -> None:
@@ -130,7 +136,9 @@ def test_checkpoint_too_large(tmp_path: Path) -> None:
     more = command(f"resume={folder.path}", "trainer.max_epochs=2")
     done = run(tmp_path, more, preexec_fn=limited)
     assert done.returncode == EXIT_FAILED, done.stdout + done.stderr
-    assert {path: path.read_bytes() for path in folder.ended if path.exists() and path != folder.failure} == ended
+    assert {
+        path: path.read_bytes() for path in folder.ended if path.exists() and path != folder.failure
+    } == ended
     assert run(tmp_path, more).returncode == 0
     assert not folder.failure.exists()
 
@@ -164,7 +172,10 @@ def test_no_shared_memory(tmp_path: Path) -> None:
         (["hydra.run.dir=/proc/lockstep"], "/proc"),
         (["name=it", "hydra.run.dir=outputs/${name}"], "hydra.run.dir=outputs/it"),
         (["-m", "seed=0,1", "++hydra.sweep.dir=outputs/x"], "hydra.sweep.dir=outputs/x"),
-        (["hydra.run.dir=outputs/${hydra.nothing}"], "hydra.run.dir: Interpolation key 'hydra.nothing' not found"),
+        (
+            ["hydra.run.dir=outputs/${hydra.nothing}"],
+            "hydra.run.dir: Interpolation key 'hydra.nothing' not found",
+        ),
     ],
 )
 def test_no_run_folder_possible(tmp_path: Path, more: list[str], error: str) -> None:

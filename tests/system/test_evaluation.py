@@ -14,7 +14,13 @@ from tests.support.image_files import write_image
 
 pytestmark = pytest.mark.processes
 PLAIN = [text for text in SMALL if not text.startswith("data")]
-FOLDER = [*PLAIN, "data=image_folder", "data.image_size=16", "data.cache=null", "trainer.max_epochs=1"]
+FOLDER = [
+    *PLAIN,
+    "data=image_folder",
+    "data.image_size=16",
+    "data.cache=null",
+    "trainer.max_epochs=1",
+]
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -27,9 +33,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
     """A run of three classes, and `other`: some images of two of them, whose positions are others there."""
     folder = tmp_path_factory.mktemp("project")
     for number in range(36):
-        write_image(folder / "images" / ("ant", "bee", "cat")[number % 3] / f"{number}.png", seed=number)
+        write_image(
+            folder / "images" / ("ant", "bee", "cat")[number % 3] / f"{number}.png", seed=number
+        )
     for number in range(12):
-        write_image(folder / "other" / ("bee", "cat")[number % 2] / f"{100 + number}.png", seed=100 + number)
+        write_image(
+            folder / "other" / ("bee", "cat")[number % 2] / f"{100 + number}.png", seed=100 + number
+        )
     write_image(folder / "other" / "bee" / "0.png")  # the name of none of the run
     trained = write_run(folder / "run", [*FOLDER, f"data.root={folder / 'images'}"])
     train_all([trained], 1)
@@ -43,14 +53,20 @@ def test_other_images_by_class_name(project: tuple[Path, RunFolder], tmp_path: P
     rows = rows_of(tmp_path / "rows.csv")
     lockstep(tmp_path, "predict", str(trained.path), str(folder / "other"), "--output", "plain.csv")
     plain = rows_of(tmp_path / "plain.csv")
-    assert [(row["file"], row["class"], row["probability"]) for row in rows] == [tuple(row.values()) for row in plain]
+    assert [(row["file"], row["class"], row["probability"]) for row in rows] == [
+        tuple(row.values()) for row in plain
+    ]
     assert [row["truth"] for row in rows] == [row["file"].partition("/")[0] for row in rows]
     assert (result["images"], result["split"], len(rows)) == (13, "all", 13)
     assert result["notes"]["no image"] == "of ant"
-    assert result["metrics"]["accuracy"] == pytest.approx(sum(row["truth"] == row["class"] for row in rows) / 13)
+    assert result["metrics"]["accuracy"] == pytest.approx(
+        sum(row["truth"] == row["class"] for row in rows) / 13
+    )
     pairs = Counter((row["truth"], row["class"]) for row in rows)
     matrix = result["confusion_matrix"]
-    assert {(true, name): count for true, counts in matrix.items() for name, count in counts.items()} == pairs
+    assert {
+        (true, name): count for true, counts in matrix.items() for name, count in counts.items()
+    } == pairs
 
 
 @pytest.mark.full
@@ -107,10 +123,19 @@ def test_evaluation_refused(project: tuple[Path, RunFolder], tmp_path: Path) -> 
 def test_rows_of_other_tasks(
     tmp_path: Path, kind: str, task: str, columns: list[str], metrics: list[str], mode: str
 ) -> None:
-    source = ["data=digits", *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed"))]
-    source = [*source, "data._target_=tests.support.sources.labelled", f"task={task}", f"+data.kind={kind}"]
+    source = [
+        "data=digits",
+        *(f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")),
+    ]
+    source = [
+        *source,
+        "data._target_=tests.support.sources.labelled",
+        f"task={task}",
+        f"+data.kind={kind}",
+    ]
     trained = write_run(
-        tmp_path / "run", [*PLAIN, *source, "trainer.max_epochs=1", "trainer.devices=2", "trainer.loads=[2,1]"]
+        tmp_path / "run",
+        [*PLAIN, *source, "trainer.max_epochs=1", "trainer.devices=2", "trainer.loads=[2,1]"],
     )
     train_all([trained], 2)
     summary, status, names = trained.read_summary(), trained.read_status(), [*metrics, "loss"]

@@ -26,20 +26,53 @@ from tests.support.image_files import write_image
 from tests.support.sources import few_digits
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-PLAIN = [text.replace("float64", "float32") for text in SMALL if not text.startswith(("data", "model"))]
-DIGITS = [*PLAIN, "model.width=4", "data=digits", "~data.val_fraction", "~data.test_fraction", "~data.split_seed"]
+PLAIN = [
+    text.replace("float64", "float32") for text in SMALL if not text.startswith(("data", "model"))
+]
+DIGITS = [
+    *PLAIN,
+    "model.width=4",
+    "data=digits",
+    "~data.val_fraction",
+    "~data.test_fraction",
+    "~data.split_seed",
+]
 LABELLED = [*DIGITS, "data._target_=tests.support.sources.labelled"]
-PHOTOS = [*PLAIN, "data=image_folder", "data.cache=null", "augment.crop_padding=0", "global_batch_size=8"]
+PHOTOS = [
+    *PLAIN,
+    "data=image_folder",
+    "data.cache=null",
+    "augment.crop_padding=0",
+    "global_batch_size=8",
+]
 KINDS = {
     "photos": [
-        *(*PHOTOS, "model.width=4", "model.dropout=0.2", "data.image_size=[24,16]", "data.crop_percent=0.8"),
+        *(
+            *PHOTOS,
+            "model.width=4",
+            "model.dropout=0.2",
+            "data.image_size=[24,16]",
+            "data.crop_percent=0.8",
+        ),
         *("data.interpolation=bicubic", "callbacks=ema"),
     ],
-    "letterbox": [*PHOTOS, "model=timm", "model.name=test_vit", "data.image_size=160", "data.fit=letterbox"],
+    "letterbox": [
+        *PHOTOS,
+        "model=timm",
+        "model.name=test_vit",
+        "data.image_size=160",
+        "data.fit=letterbox",
+    ],
     "labels": [*LABELLED, "task=multilabel", "+data.kind=labels"],
     "numbers": [*LABELLED, "task=regression", "+data.kind=number"],
     "floats": [
-        *(*DIGITS, "augment.crop_padding=0", "augment.flip=false", "augment.cutout=0", "~data.memory"),
+        *(
+            *DIGITS,
+            "augment.crop_padding=0",
+            "augment.flip=false",
+            "augment.cutout=0",
+            "~data.memory",
+        ),
         *("data._target_=tests.support.sources.few_digits", "+data.is_float=true"),
     ],
 }
@@ -53,10 +86,17 @@ def outputs(session: Any, images: Any) -> Any:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     root = tmp_path_factory.mktemp("export")
     for number in range(48):
-        write_image(root / "images" / f"{number % 2}" / f"{number}.png", number, 30 + number % 7, 40 - number % 5)
+        write_image(
+            root / "images" / f"{number % 2}" / f"{number}.png",
+            number,
+            30 + number % 7,
+            40 - number % 5,
+        )
     of_photos = [f"data.root={root / 'images'}"]
     folders = {
-        kind: write_run(root / kind, [*overrides, *(of_photos if "data=image_folder" in overrides else [])])
+        kind: write_run(
+            root / kind, [*overrides, *(of_photos if "data=image_folder" in overrides else [])]
+        )
         for kind, overrides in KINDS.items()
     }
     train_all([*folders.values()], 1)
@@ -107,7 +147,14 @@ def test_export_answers(trained: dict[str, RunFolder], tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
 def test_export_of_task(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
     commands.output_of(
-        tmp_path, "export", trained[kind].path, "--output", "out.onnx", "--trust", "--checkpoint", "last"
+        tmp_path,
+        "export",
+        trained[kind].path,
+        "--output",
+        "out.onnx",
+        "--trust",
+        "--checkpoint",
+        "last",
     )
     images = whole(few_digits(is_float=kind == "floats").test.pixels)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
@@ -119,8 +166,14 @@ def test_export_of_task(trained: dict[str, RunFolder], tmp_path: Path, kind: str
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
-        ("OfFixedBatch", r"makes the number of images a constant: use x\.shape\[0\] in place of len\(x\)\n"),
-        ("OfValues", r"Could not guard on data-dependent expression .*, in \S+networks\.py:\d+ \(forward\): "),
+        (
+            "OfFixedBatch",
+            r"makes the number of images a constant: use x\.shape\[0\] in place of len\(x\)\n",
+        ),
+        (
+            "OfValues",
+            r"Could not guard on data-dependent expression .*, in \S+networks\.py:\d+ \(forward\): ",
+        ),
     ],
 )
 def test_export_refused(tmp_path: Path, network: str, reason: str) -> None:
@@ -134,11 +187,13 @@ def test_export_refused(tmp_path: Path, network: str, reason: str) -> None:
     assert not list(tmp_path.glob("*out*"))
 
 
-# -- docs/use.md -------------------------------------------------------------------------------------------------------
+# -- docs/use.md -----------------------------------------------------------------------------------
 
 
 def test_server_of_page(trained: dict[str, RunFolder], tmp_path: Path) -> None:
-    commands.output_of(tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust")
+    commands.output_of(
+        tmp_path, "export", trained["photos"].path, "--output", "network.onnx", "--trust"
+    )
     text = pages.files(ROOT / "docs" / "use.md")["serve.py"]
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
@@ -161,4 +216,6 @@ def test_server_of_page(trained: dict[str, RunFolder], tmp_path: Path) -> None:
         server.wait()
     pixels = np.asarray(Image.open(tmp_path / "photo.png")).transpose(2, 0, 1)[None]
     expected = outputs(onnxruntime.InferenceSession(tmp_path / "network.onnx"), pixels)
-    assert found == pytest.approx(dict(zip(("0", "1"), expected[0].tolist(), strict=True)), abs=1e-6)
+    assert found == pytest.approx(
+        dict(zip(("0", "1"), expected[0].tolist(), strict=True)), abs=1e-6
+    )

@@ -8,7 +8,9 @@ from benchmarks.faults.case import Case, Outcome, run
 from benchmarks.faults.promises import broken
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-STOPPED = Outcome(75, "stopped", "signal SIGTERM", 8, 0.5, is_continued=False, num_left=0, has_traceback=False)
+STOPPED = Outcome(
+    75, "stopped", "signal SIGTERM", 8, 0.5, is_continued=False, num_left=0, has_traceback=False
+)
 
 
 def test_broken_promises() -> None:

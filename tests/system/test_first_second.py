@@ -14,7 +14,8 @@ from tests.support.harness import PATIENCE_S, SMALL, command, environ, write_run
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
-# sends this very process a signal when it imports a certain module: what follows the signal is up to the command
+# sends this very process a signal when it imports a certain module: what follows the signal is up
+# to the command
 ON_IMPORT = """
 import os, signal, sys
 class Signals:
@@ -29,7 +30,10 @@ sys.meta_path.insert(0, Signals())
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = write_run(tmp_path_factory.mktemp("trained") / "run", [*SMALL, "trainer.max_epochs=1"])
-    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": False}), None) == 0
+    assert (
+        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": False}), None)
+        == 0
+    )
     return folder
 
 
@@ -37,7 +41,9 @@ def signalled(
     cwd: Path, words: list[str], number: signal.Signals, module: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """How a command ends that gets a signal when it imports a module, and the lines it prints."""
-    done = with_module(cwd, "sitecustomize", ON_IMPORT, words, SIGNAL_AT=module, SIGNAL=str(int(number)))
+    done = with_module(
+        cwd, "sitecustomize", ON_IMPORT, words, SIGNAL_AT=module, SIGNAL=str(int(number))
+    )
     return done, (done.stdout + done.stderr).splitlines()
 
 
@@ -48,7 +54,9 @@ def with_module(
     (cwd / "site").mkdir()
     (cwd / "site" / f"{name}.py").write_text(text)
     variables = {**environ(), "PYTHONPATH": str(cwd / "site"), **variables}
-    return subprocess.run(words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        words, cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,9 @@ def test_signal_before_run(tmp_path: Path, number: signal.Signals, module: str) 
 
 
 def test_error_before_imports(tmp_path: Path) -> None:
-    done = with_module(tmp_path, "torch", "import time; time.sleep(1000)", command("optimizer.lrr=1"))
+    done = with_module(
+        tmp_path, "torch", "import time; time.sleep(1000)", command("optimizer.lrr=1")
+    )
     assert done.returncode == EXIT_CONFIG
     assert "optimizer.lrr is not a setting" in done.stderr
 
@@ -85,15 +95,22 @@ def test_import_of_torch_fails(tmp_path: Path) -> None:
     [
         (["eval", "{run}", "--devices", "1"], "hydra", signal.SIGINT),
         (["eval", "{run}", "--devices", "1"], "lockstep.launch.parent", signal.SIGTERM),
-        (["eval", "{run}", "--devices", "2"], "multiprocessing.popen_forkserver", signal.SIGINT),  # by the first worker
-        (["predict", "{run}", "test", "--output", "out.csv"], "lockstep.system.hardware", signal.SIGINT),
+        # by the first worker
+        (["eval", "{run}", "--devices", "2"], "multiprocessing.popen_forkserver", signal.SIGINT),
+        (
+            ["predict", "{run}", "test", "--output", "out.csv"],
+            "lockstep.system.hardware",
+            signal.SIGINT,
+        ),
         (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark", signal.SIGTERM),
     ],
 )
 def test_signal_with_nothing_to_save(
     trained: RunFolder, tmp_path: Path, words: list[str], module: str, number: signal.Signals
 ) -> None:
-    done, lines = signalled(tmp_path, [TOOL, *(word.format(run=trained.path) for word in words)], number, module)
+    done, lines = signalled(
+        tmp_path, [TOOL, *(word.format(run=trained.path) for word in words)], number, module
+    )
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"lockstep: terminated by {number.name}")
     assert done.returncode == 128 + number

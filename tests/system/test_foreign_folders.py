@@ -38,8 +38,18 @@ LONGER = "trainer.max_epochs=3"
 STRANGE = ("was not made here", "--trust")
 NEEDS_ROOT = pytest.mark.skipif(bool(users.refusal()), reason=users.refusal() or "-")
 SWEEP = (
-    *("-m", *SMALL, "trainer.max_epochs=1", "search=random", "search.sampler._target_=optuna.samplers.CmaEsSampler"),
-    *("optimizer.lr=interval(0.01,0.1)", "optimizer.weight_decay=interval(0.0,0.1)", "launcher.parallel=1"),
+    *(
+        "-m",
+        *SMALL,
+        "trainer.max_epochs=1",
+        "search=random",
+        "search.sampler._target_=optuna.samplers.CmaEsSampler",
+    ),
+    *(
+        "optimizer.lr=interval(0.01,0.1)",
+        "optimizer.weight_decay=interval(0.0,0.1)",
+        "launcher.parallel=1",
+    ),
     *("sweep.test=none", "sweep.name=s"),
 )
 
@@ -82,14 +92,20 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert [line for line in done.stderr.splitlines() if all(part in line for part in parts)], said
 
 
-# -- 1: links ----------------------------------------------------------------------------------------------------------
+# -- 1: links --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "target", "whose"),
-    [("pictures", "tests", "trusted"), ("rank0.log", "packages.pth", "theirs"), ("metrics.csv", "rows.csv", "mine")],
+    [
+        ("pictures", "tests", "trusted"),
+        ("rank0.log", "packages.pth", "theirs"),
+        ("metrics.csv", "rows.csv", "mine"),
+    ],
 )
-def test_resume_with_link(theirs: RunFolder, work: Path, outside: Path, name: str, target: str, whose: str) -> None:
+def test_resume_with_link(
+    theirs: RunFolder, work: Path, outside: Path, name: str, target: str, whose: str
+) -> None:
     """Hard links and other entries: tests/unit/runs/test_gate.py."""
     if whose == "mine":
         theirs.claim()
@@ -98,16 +114,24 @@ def test_resume_with_link(theirs: RunFolder, work: Path, outside: Path, name: st
         link.rename(work / "before")
     link.symlink_to(outside / target)
     before = digest(outside, theirs.path)
-    done = typed(work, "train", "resume=theirs", LONGER, *(["--trust"] if whose == "trusted" else []))
+    done = typed(
+        work, "train", "resume=theirs", LONGER, *(["--trust"] if whose == "trusted" else [])
+    )
     assert not changes(before, digest(outside, theirs.path)), done.stderr
     refused(done, *(STRANGE if whose == "theirs" else [name]))
 
 
 @pytest.mark.parametrize("command", ["eval", "predict", "embed", "export"])
-def test_weights_of_run_with_link(theirs: RunFolder, work: Path, outside: Path, command: str) -> None:
+def test_weights_of_run_with_link(
+    theirs: RunFolder, work: Path, outside: Path, command: str
+) -> None:
     """Other kinds of entries: tests/unit/runs/test_gate.py."""
     (theirs.path / "odd").symlink_to(outside / "rows.csv")
-    more = {"eval": (), "predict": ("test", "--output", "out.csv"), "export": ("--output", "net.pt2")}
+    more = {
+        "eval": (),
+        "predict": ("test", "--output", "out.csv"),
+        "export": ("--output", "net.pt2"),
+    }
     more |= {"embed": ("test", "--output", "out.npy")}
     before = digest(outside, theirs.path)
     refused(typed(work, command, "theirs", *more[command]), "odd")
@@ -115,7 +139,7 @@ def test_weights_of_run_with_link(theirs: RunFolder, work: Path, outside: Path, 
     assert [path.name for path in work.iterdir()] == ["theirs"]
 
 
-# -- 2: variables in the paths of data ---------------------------------------------------------------------------------
+# -- 2: variables in the paths of data -------------------------------------------------------------
 
 
 READING = {
@@ -131,11 +155,20 @@ READING = {
     ("key", "path", "command"),
     [
         *(("root", "http://127.0.0.1:1/$SECRET/flowers", command) for command in READING),
-        *(("file", "$SECRET/rows.csv", "eval"), ("cache", "$SECRET", "eval"), ("copy_to", "$SECRET", "eval")),
+        *(
+            ("file", "$SECRET/rows.csv", "eval"),
+            ("cache", "$SECRET", "eval"),
+            ("copy_to", "$SECRET", "eval"),
+        ),
     ],
 )
 def test_variable_in_data_path(
-    theirs: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch, key: str, path: str, command: str
+    theirs: RunFolder,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    path: str,
+    command: str,
 ) -> None:
     """Neither a server nor a folder learns the value of a variable by a path in a stranger's run."""
     source = "data=list" if key == "file" else "data=image_folder"
@@ -150,7 +183,7 @@ def test_variable_in_data_path(
     refused(done, *(STRANGE if command == "resume" else (f"data.{key}", "--trust")))
 
 
-# -- 3: eval and predict as a job --------------------------------------------------------------------------------------
+# -- 3: eval and predict as a job ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cluster", ["none", "local"])
@@ -158,21 +191,32 @@ def test_code_of_unpacked_run(theirs: RunFolder, work: Path, cluster: str) -> No
     (work / "modules").mkdir()
     (work / "modules" / "their_images.py").write_text(f"import os\nos.system('{TOUCH}')\n")
     theirs.note(project={"modules": [str(work / "modules")], "started_in": []})
-    edit(theirs, data={**config_file.to_tree(config_file.load(theirs.config))["data"], "_target_": "their_images.load"})
+    edit(
+        theirs,
+        data={
+            **config_file.to_tree(config_file.load(theirs.config))["data"],
+            "_target_": "their_images.load",
+        },
+    )
     refused(typed(work, "eval", "theirs", f"cluster={cluster}"), "their_images.load", "--trust")
     assert not (work / "ran").exists()
     assert not (work / "outputs").exists()
 
 
-# -- 4: sweeps ---------------------------------------------------------------------------------------------------------
+# -- 4: sweeps -------------------------------------------------------------------------------------
 
 
 def pickle_code(sweep: Path) -> None:
     """Put code into the state of the sampler, which Optuna keeps with a trial."""
     lines = [json.loads(line) for line in (sweep / JOURNAL).read_text().splitlines()]
-    (end,) = [number for number, line in enumerate(lines) if line["op_code"] == 6 and line["state"] == 1]
+    (end,) = [
+        number for number, line in enumerate(lines) if line["op_code"] == 6 and line["state"] == 1
+    ]
     state = {"cma:optimizer:0": pickle.dumps(Runs()).hex()}
-    lines.insert(end, {"op_code": 9, "worker_id": "x", "trial_id": lines[end]["trial_id"], "system_attr": state})
+    lines.insert(
+        end,
+        {"op_code": 9, "worker_id": "x", "trial_id": lines[end]["trial_id"], "system_attr": state},
+    )
     (sweep / JOURNAL).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -191,13 +235,17 @@ def test_search_unpacked(work: Path) -> None:
     refused(done, sweep.name, *STRANGE)
 
 
-# -- 5: what a stranger's folder is left as it is ----------------------------------------------------------------------
+# -- 5: what a stranger's folder is left as it is --------------------------------------------------
 
 
 @contextlib.contextmanager
 def fake_job(run: RunFolder, pid: int, **fields: Any) -> Iterator[None]:
     """Let a run have a live job in the background, which would be this process."""
-    places = {"log": str(run.path / "log"), "code": str(run.code / "1"), "host": socket.gethostname()}
+    places = {
+        "log": str(run.path / "log"),
+        "code": str(run.code / "1"),
+        "host": socket.gethostname(),
+    }
     write_json(run.job_file, job_records.fields(pid=pid, **places, **fields))
     run.summary.unlink(missing_ok=True)
     run.update_status(state="training", host=socket.gethostname())
@@ -216,7 +264,9 @@ def fake_job(run: RunFolder, pid: int, **fields: Any) -> Iterator[None]:
         (("stop", "."), True),  # a sweep with the job
     ],
 )
-def test_process_of_job_not_ended(theirs: RunFolder, work: Path, words: tuple[str, ...], is_sure: bool) -> None:
+def test_process_of_job_not_ended(
+    theirs: RunFolder, work: Path, words: tuple[str, ...], is_sure: bool
+) -> None:
     """`is_sure`: with the inode of the copy, which a stranger can guess and write."""
     write_json(work / "sweep.json", {"name": "s", "command": [], "trials": []})
     inode = {"inode": theirs.path.stat().st_ino} if is_sure else {}
@@ -291,10 +341,12 @@ def test_damaged_files(work: Path) -> None:
     assert not changes(before, digest(work))
 
 
-# -- what works as before ----------------------------------------------------------------------------------------------
+# -- what works as before --------------------------------------------------------------------------
 
 
-def test_copy_unchanged(theirs: RunFolder, good: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_unchanged(
+    theirs: RunFolder, good: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(3):
         write_image(work / "photos" / f"{number}.png", seed=number)
     before = digest(theirs.path)
@@ -325,7 +377,7 @@ def test_trusted_resume(theirs: RunFolder, work: Path) -> None:
     assert theirs.read_summary()["epochs"] == 4
 
 
-# -- a run folder is data: no command runs the code that it names ------------------------------------------------------
+# -- a run folder is data: no command runs the code that it names ----------------------------------
 
 
 RESUME = ("train", "resume=theirs", "trainer.max_epochs=3")
@@ -355,10 +407,13 @@ def runs_nothing(cwd: Path, words: tuple[str, ...], what: str) -> None:
 def test_modules_of_recorded_folders(mine: RunFolder, work: Path) -> None:
     (work / "modules").mkdir()
     for module in ("PIL", "torchmetrics"):
-        (work / "modules" / f"{module}.py").write_text("import os\nos.system('touch ran')\nraise SystemExit(3)\n")
+        (work / "modules" / f"{module}.py").write_text(
+            "import os\nos.system('touch ran')\nraise SystemExit(3)\n"
+        )
     mine.note(project={"modules": [str(work / "modules")], "started_in": []})
     for more in ((), ("--trust",)):
-        new = [sys.executable, "-m", "lockstep", *PREDICT, *more]  # a fork has imported these before
+        # a fork has imported these before
+        new = [sys.executable, "-m", "lockstep", *PREDICT, *more]
         done = subprocess.run(new, cwd=work, env=environ(), capture_output=True, text=True)
         assert not (work / "ran").exists()
         assert done.returncode == 0, done.stderr
@@ -369,11 +424,27 @@ def test_modules_of_recorded_folders(mine: RunFolder, work: Path) -> None:
     [
         (EVAL, {"data": {"_target_": "os.system", **CALL}}, "data._target_=os.system"),
         (RESUME, {"callbacks": {"x": OPENS}}, "callbacks.x._target_=logging.FileHandler"),
-        (RESUME, {"callbacks": {"x": {**OPENS, "_target_": CHAIN}}}, f"callbacks.x._target_={CHAIN}"),
-        (RESUME, {"callbacks": {"x": {**LAMBDA, "on_fit_start": [OPENS]}}}, "callbacks.x.on_fit_start.0._target_="),
-        (RESUME, {"strategy": VARIABLES}, "strategy.variables.OWN_X of theirs is of neither the command line"),
+        (
+            RESUME,
+            {"callbacks": {"x": {**OPENS, "_target_": CHAIN}}},
+            f"callbacks.x._target_={CHAIN}",
+        ),
+        (
+            RESUME,
+            {"callbacks": {"x": {**LAMBDA, "on_fit_start": [OPENS]}}},
+            "callbacks.x.on_fit_start.0._target_=",
+        ),
+        (
+            RESUME,
+            {"strategy": VARIABLES},
+            "strategy.variables.OWN_X of theirs is of neither the command line",
+        ),
         ((*RESUME, "strategy={interface:lo}"), {"strategy": VARIABLES}, "strategy.variables.OWN_X"),
-        (EVAL, {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}}, "strategy.variables.LD_PRELOAD"),
+        (
+            EVAL,
+            {"strategy": {"variables": {"LD_PRELOAD": "x.so"}}},
+            "strategy.variables.LD_PRELOAD",
+        ),
     ],
 )
 def test_targets_and_variables_of_run(
@@ -385,7 +456,11 @@ def test_targets_and_variables_of_run(
 
 def test_requeue_of_other_job(mine: RunFolder, work: Path) -> None:
     (mine.code / "1").mkdir(parents=True)
-    cluster = {**config_file.load(mine.config).cluster.model_dump(), "name": "local", "setup": [TOUCH]}
+    cluster = {
+        **config_file.load(mine.config).cluster.model_dump(),
+        "name": "local",
+        "setup": [TOUCH],
+    }
     places = {"log": str(mine.path / "log"), "code": str(mine.code / "1"), "cwd": str(work)}
     Record(**job_records.fields(cluster=cluster, cancelled=True, **places)).save(mine)
     mine.update_status(state="stopped", exit_code=75)
@@ -404,10 +479,15 @@ def test_command_inside_run(mine: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "argument"), [(lockstep.train, ["resume=theirs", "trainer.max_epochs=3"]), (lockstep.load, "theirs")]
+    ("call", "argument"),
+    [(lockstep.train, ["resume=theirs", "trainer.max_epochs=3"]), (lockstep.load, "theirs")],
 )
 def test_trust_in_python(
-    mine: RunFolder, work: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., object], argument: Any
+    mine: RunFolder,
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., object],
+    argument: Any,
 ) -> None:
     (work / "modules").mkdir()
     (work / "modules" / "trusted_images.py").write_text("from lockstep.data import synthetic\n")
@@ -420,7 +500,7 @@ def test_trust_in_python(
     call(argument, trust=True)
 
 
-# -- two users of one machine share outputs ----------------------------------------------------------------------------
+# -- two users of one machine share outputs --------------------------------------------------------
 
 
 BEGIN = """
@@ -468,6 +548,8 @@ def test_train_next_to_another_user(shared: Path, of_first: str) -> None:
 def test_status_and_stop_of_another_user(shared: Path, of_first: str) -> None:
     seen = users.run(SECOND, shared, "-m", "lockstep", "status", of_first)
     assert "training" in seen.stdout, seen.stderr
-    refused(users.run(SECOND, shared, "-m", "lockstep", "stop", of_first), f"belongs to user {FIRST}")
+    refused(
+        users.run(SECOND, shared, "-m", "lockstep", "stop", of_first), f"belongs to user {FIRST}"
+    )
     # nobody else can open it, and keep it locked
     assert RunFolder(Path(of_first)).lock_file.stat().st_mode & 0o077 == 0

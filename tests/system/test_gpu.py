@@ -12,7 +12,16 @@ from torch.nn import functional as F
 
 from lockstep.distributed.batch_norm import BatchNorm2d
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, train_all, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    train_all,
+    write_run,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +34,9 @@ LOG_EVERY = 8
 
 def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     line = command(*overrides, f"hydra.run.dir={folder}")
-    return subprocess.run(line, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        line, cwd=ROOT, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_gpu_as_cpu(tmp_path: Path, figure: Any) -> None:
@@ -40,7 +51,10 @@ def test_gpu_as_cpu(tmp_path: Path, figure: Any) -> None:
 
 def test_deterministic(tmp_path: Path) -> None:
     overrides = [override for override in ON_GPU if not override.startswith("trainer.precision")]
-    runs = [write_run(tmp_path / name, [*overrides, "trainer.deterministic=true"]) for name in ("first", "second")]
+    runs = [
+        write_run(tmp_path / name, [*overrides, "trainer.deterministic=true"])
+        for name in ("first", "second")
+    ]
     train_all(runs, 1)
     assert difference(*runs) == 0.0
 
@@ -53,7 +67,8 @@ def test_graphs_as_eager(tmp_path: Path, precision: str, parts: int) -> None:
     recipe += ["trainer.deterministic=true", "trainer.max_epochs=4"]
     notes = "+callbacks.graphs={_target_:tests.support.callbacks.NotesGraphs}"
     graphed, eager = (
-        write_run(tmp_path / mode, [*recipe, notes, f"trainer.graph={mode}"]) for mode in ("auto", "false")
+        write_run(tmp_path / mode, [*recipe, notes, f"trainer.graph={mode}"])
+        for mode in ("auto", "false")
     )
     train_all([graphed, eager], 1)
     assert int((graphed.path / "graphs").read_text().split()[-1]) == (2 if parts == 1 else 3)
@@ -61,13 +76,21 @@ def test_graphs_as_eager(tmp_path: Path, precision: str, parts: int) -> None:
 
 
 def test_nan_loss_ends_run(tmp_path: Path) -> None:
-    network = [f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")]
-    network += ["model._target_=tests.support.networks.BecomesNan", "+model.hidden=4", "trainer.max_epochs=10"]
+    network = [
+        f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
+    ]
+    network += [
+        "model._target_=tests.support.networks.BecomesNan",
+        "+model.hidden=4",
+        "trainer.max_epochs=10",
+    ]
     overrides = [override for override in ON_GPU if not override.startswith("model.")]
     done = train(tmp_path / "run", *overrides, *network)
     assert done.returncode == EXIT_FAILED
     assert "The loss is not finite in optimizer step 30 " in done.stderr
-    saved = torch.load(RunFolder(tmp_path / "run").last_checkpoint, map_location="cpu", weights_only=True)
+    saved = torch.load(
+        RunFolder(tmp_path / "run").last_checkpoint, map_location="cpu", weights_only=True
+    )
     assert all(value.isfinite().all() for value in saved["state_dict"].values())
 
 
@@ -83,7 +106,11 @@ def test_nan_loss_ends_run(tmp_path: Path) -> None:
 )
 def test_never_waits(tmp_path: Path, optimizer: str, callbacks: str, precision: str) -> None:
     overrides = [override for override in ON_GPU if not override.startswith("trainer.log_every")]
-    overrides += [f"trainer.log_every_n_steps={LOG_EVERY}", f"optimizer={optimizer}", f"callbacks={callbacks}"]
+    overrides += [
+        f"trainer.log_every_n_steps={LOG_EVERY}",
+        f"optimizer={optimizer}",
+        f"callbacks={callbacks}",
+    ]
     overrides += [
         "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
         f"trainer.precision={precision}",
@@ -100,9 +127,14 @@ def test_fused_batch_norm(dtype: torch.dtype, has_residual: bool, figure: Any) -
     draws = torch.Generator("cuda").manual_seed(0)
     x, residual, dy = torch.randn(3, 64, 96, 28, 28, device="cuda", generator=draws)
     x, residual, dy = (
-        each.to(dtype).contiguous(memory_format=torch.channels_last) for each in (3 * x + 2, residual, dy)
+        each.to(dtype).contiguous(memory_format=torch.channels_last)
+        for each in (3 * x + 2, residual, dy)
     )
-    ours, torchs, exact = BatchNorm2d(96).cuda(), nn.BatchNorm2d(96).cuda(), nn.BatchNorm2d(96).cuda().double()
+    ours, torchs, exact = (
+        BatchNorm2d(96).cuda(),
+        nn.BatchNorm2d(96).cuda(),
+        nn.BatchNorm2d(96).cuda().double(),
+    )
     nn.init.uniform_(ours.weight, 0.5, 2.0)
 
     def fused(layer: Any, *values: torch.Tensor) -> torch.Tensor:
@@ -121,7 +153,8 @@ def test_fused_batch_norm(dtype: torch.dtype, has_residual: bool, figure: Any) -
     torchs.load_state_dict(state)
     exact.load_state_dict(state)
     before_relu = copy.deepcopy(exact)(x.double()) + (residual if has_residual else 0)
-    dy = torch.where(before_relu.abs() < 1e-3, 0, dy)  # where rounding decides whether the ReLU is on
+    # where rounding decides whether the ReLU is on
+    dy = torch.where(before_relu.abs() < 1e-3, 0, dy)
     found = computed(fused, ours, x, residual, dy)
     expected = computed(plain, exact, x.double(), residual.double(), dy.double())
     ours.load_state_dict(state)
@@ -134,11 +167,17 @@ def test_fused_batch_norm(dtype: torch.dtype, has_residual: bool, figure: Any) -
 
     def errors(values: list[torch.Tensor]) -> list[float]:
         pairs = zip(values, expected, strict=True)
-        return [((one.double() - other).norm() / other.double().norm()).item() for one, other in pairs]
+        return [
+            ((one.double() - other).norm() / other.double().norm()).item() for one, other in pairs
+        ]
 
     ours_off, torchs_off = errors(found), errors(computed(plain, torchs, x, residual, dy))
-    figure(f"batch norm in {dtype}: off by {max(ours_off):.1e}, torch's kernels by {max(torchs_off):.1e}")
+    figure(
+        f"batch norm in {dtype}: off by {max(ours_off):.1e}, torch's kernels by {max(torchs_off):.1e}"
+    )
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 3e-6}[dtype]
     assert found[0].dtype == dtype
     assert max(ours_off) <= rounding
-    assert "Normalize" in str(fused(ours, x.requires_grad_(), residual).grad_fn), "torch's kernels computed it"
+    assert "Normalize" in str(fused(ours, x.requires_grad_(), residual).grad_fn), (
+        "torch's kernels computed it"
+    )

@@ -21,13 +21,20 @@ TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 class Shell:
     """Commands in one folder of a machine with GPUs."""
 
-    def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB) -> None:
+    def __init__(
+        self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB
+    ) -> None:
         self.cwd = cwd
         self.environ = {**environ(), **gpus.environ(count, memory_mib=memory_mib, path=str(ROOT))}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            words, cwd=self.cwd, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            words,
+            cwd=self.cwd,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -48,7 +55,9 @@ def test_evaluation_and_prediction(gpus: PretendedGpus, tmp_path: Path) -> None:
     output = shell.run(TOOL, "eval", "latest", "--devices", "2").stdout
     assert f"{shell.latest.read_summary()['test_accuracy']:.6f}" in output
     for devices in ("1", "2", "1,0", "1,"):
-        shell.run(TOOL, "predict", "latest", "test", "--output", f"{devices}.csv", "--devices", devices)
+        shell.run(
+            TOOL, "predict", "latest", "test", "--output", f"{devices}.csv", "--devices", devices
+        )
     assert len({path.read_bytes() for path in tmp_path.glob("*.csv")}) == 1
 
 
@@ -56,7 +65,9 @@ def test_rank_of_bad_loss(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell = Shell(gpus, tmp_path, count=2)
     network = [text for text in own_network("NanOnRank1") if text != "strategy=cpu"]
     output = shell.run(*command(*network), code=EXIT_FAILED).stderr
-    assert "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1." in output
+    assert (
+        "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1." in output
+    )
 
 
 def test_out_of_memory(gpus: PretendedGpus, tmp_path: Path) -> None:
@@ -71,8 +82,18 @@ def test_tasks_of_srun(gpus: PretendedGpus, tmp_path: Path) -> None:
     port = store.port
     del store  # frees the port
     shell = Shell(gpus, tmp_path, count=1)
-    job = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "2"}
-    shell.environ |= {**job, "SLURM_STEP_TASKS_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_GPUS_ON_NODE": "2",
+    }
+    shell.environ |= {
+        **job,
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     tasks = []
     for rank in range(2):
         shell.environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
@@ -86,8 +107,21 @@ def test_tasks_of_srun(gpus: PretendedGpus, tmp_path: Path) -> None:
 def test_tests_of_real_gpu(gpus: PretendedGpus, tmp_path: Path) -> None:
     """A part of tests/system/test_gpu.py, which machines without a GPU skip."""
     shell = Shell(gpus, ROOT, count=1)
-    words = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}")
+    words = (
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "addopts=",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={tmp_path / 'tests'}",
+    )
     output = shell.run(
-        sys.executable, *words, "tests/system/test_gpu.py", "-k", "gpu_as_cpu or deterministic or adamw-ema"
+        sys.executable,
+        *words,
+        "tests/system/test_gpu.py",
+        "-k",
+        "gpu_as_cpu or deterministic or adamw-ema",
     ).stdout
     assert "3 passed" in output

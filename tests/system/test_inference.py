@@ -19,7 +19,15 @@ import pytest
 from lockstep.runs import files
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, GRACE_S, RunFolder
 from tests.support.commands import Command, copy_with_rule, lockstep, output_of, run
-from tests.support.harness import PATIENCE_S, ROOT, environ, own_network, train_all, wait_until, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    environ,
+    own_network,
+    train_all,
+    wait_until,
+    write_run,
+)
 from tests.support.image_files import write_image
 from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import CLUSTER, Shell, Submitted
@@ -44,7 +52,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for number in range(NUM_PHOTOS):
-        write_image(folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20)
+        write_image(
+            folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20
+        )
     return folder
 
 
@@ -53,7 +63,10 @@ COMMANDS = {
     "predict": (("predict", "RUN", "PHOTOS", *OUTPUT), ("out.csv",)),
     "eval": (("eval", "RUN", *OUTPUT, "--top-k", "3"), ("out.csv",)),
     "labels": (("labels", "RUN", *OUTPUT), ("out.csv", "out.png")),
-    "embed": (("embed", "RUN", "PHOTOS", *OUTPUT, "--output", "out.npy"), ("out.npy", "out.npy.csv")),
+    "embed": (
+        ("embed", "RUN", "PHOTOS", *OUTPUT, "--output", "out.npy"),
+        ("out.npy", "out.npy.csv"),
+    ),
 }
 
 
@@ -90,7 +103,15 @@ def alone(by_one: OneWorker) -> bytes:
 
 
 def words(folder: RunFolder, source: Path, output: Path) -> list[str]:
-    return ["predict", str(folder.path), str(source), "--output", str(output), "--trust", *OVERRIDES]
+    return [
+        "predict",
+        str(folder.path),
+        str(source),
+        "--output",
+        str(output),
+        "--trust",
+        *OVERRIDES,
+    ]
 
 
 def torchrun(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -102,25 +123,35 @@ def hidden_files(output: Path) -> list[Path]:
     return [path for path in output.parent.glob(".*") if files.LEFTOVER.fullmatch(path.name)]
 
 
-@pytest.mark.parametrize("devices", ["2", *(pytest.param(each, marks=pytest.mark.full) for each in ("3", "torchrun"))])
+@pytest.mark.parametrize(
+    "devices", ["2", *(pytest.param(each, marks=pytest.mark.full) for each in ("3", "torchrun"))]
+)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bytes_on_any_workers(
     trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path, name: str, devices: str
 ) -> None:
     words = typed(name, trained, photos)
-    done = torchrun(tmp_path, *words) if devices == "torchrun" else lockstep(tmp_path, *words, "--devices", devices)
+    done = (
+        torchrun(tmp_path, *words)
+        if devices == "torchrun"
+        else lockstep(tmp_path, *words, "--devices", devices)
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert written(tmp_path) == by_one(name)
 
 
-def test_images_without_answer(trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path) -> None:
+def test_images_without_answer(
+    trained: RunFolder, photos: Path, alone: bytes, tmp_path: Path
+) -> None:
     plain = list(csv.DictReader(alone.decode().splitlines()))
     middle = sorted(float(row["probability"]) for row in plain)[NUM_PHOTOS // 2] + 5e-7
     copy, output = copy_with_rule(trained, tmp_path / "run", middle), tmp_path / "out.csv"
     expected = [row["class"] if float(row["probability"]) > middle else "unknown" for row in plain]
     assert 0 < expected.count("unknown") < NUM_PHOTOS
     for devices in ("1", "3"):
-        output_of(tmp_path, *words(copy, photos, output), "--max-error", "0.05", "--devices", devices)
+        output_of(
+            tmp_path, *words(copy, photos, output), "--max-error", "0.05", "--devices", devices
+        )
         rows = list(csv.DictReader(output.read_text().splitlines()))
         assert [row["class"] for row in rows] == expected
         assert [row["probability"] for row in rows] == [row["probability"] for row in plain]
@@ -140,12 +171,20 @@ def test_images_without_answer(trained: RunFolder, photos: Path, alone: bytes, t
     ],
 )
 def test_bytes_after_a_signal(
-    trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path, name: str, number: int, code: int
+    trained: RunFolder,
+    photos: Path,
+    by_one: OneWorker,
+    tmp_path: Path,
+    name: str,
+    number: int,
+    code: int,
 ) -> None:
     output, hold = tmp_path / COMMANDS[name][1][0], tmp_path / "hold"
     hold.touch()
     words = typed(name, trained, photos)
-    process = Command([sys.executable, "-m", "lockstep", *words, "--devices", "2"], tmp_path, VARIABLES)
+    process = Command(
+        [sys.executable, "-m", "lockstep", *words, "--devices", "2"], tmp_path, VARIABLES
+    )
     wait_until(lambda: len(hidden_files(output)) == 2, "both workers write")
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
@@ -166,7 +205,9 @@ def test_bytes_after_a_signal(
         ("embed", "--output=taken.npy", "--output taken.npy.csv is a folder"),
     ],
 )
-def test_inference_refused(trained: RunFolder, photos: Path, tmp_path: Path, name: str, more: str, part: str) -> None:
+def test_inference_refused(
+    trained: RunFolder, photos: Path, tmp_path: Path, name: str, more: str, part: str
+) -> None:
     for folder in ("folder", "taken.npy.csv"):
         (tmp_path / folder).mkdir()
     done = lockstep(tmp_path, *typed(name, trained, photos), more)
@@ -174,7 +215,9 @@ def test_inference_refused(trained: RunFolder, photos: Path, tmp_path: Path, nam
     assert written(tmp_path) == {}
 
 
-def test_embed_unreadable(trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path) -> None:
+def test_embed_unreadable(
+    trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path
+) -> None:
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "1" / "4.png").write_bytes(b"no image")
     words = typed("embed", trained, tmp_path / "photos")
@@ -198,7 +241,9 @@ def submitted(shell: Shell, *words: str) -> Submitted:
     done = shell.slurm.run(sys.executable, "-m", "lockstep", *words, *CLUSTER, cwd=shell.cwd)
     (job,) = re.findall(r"^job +(\d+)$", done.stdout, re.MULTILINE)
     (folder,) = (
-        path.parent for path in shell.cwd.glob("outputs/*/*/job.json") if json.loads(path.read_text())["id"] == job
+        path.parent
+        for path in shell.cwd.glob("outputs/*/*/job.json")
+        if json.loads(path.read_text())["id"] == job
     )
     return Submitted(shell, RunFolder(folder), done.stdout)
 
@@ -220,19 +265,26 @@ def test_jobs_of_two_nodes(trained: RunFolder, photos: Path, alone: bytes, shell
 
 
 @pytest.mark.full
-def test_job_interrupted_and_requeued(trained: RunFolder, photos: Path, alone: bytes, shell: Shell) -> None:
+def test_job_interrupted_and_requeued(
+    trained: RunFolder, photos: Path, alone: bytes, shell: Shell
+) -> None:
     output, hold = shell.cwd / "out.csv", shell.cwd / "hold"
     hold.touch()
-    job = submitted(shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1")
+    job = submitted(
+        shell, *words(trained, photos, output), "trainer.num_nodes=2", "trainer.devices=1"
+    )
     wait_until(lambda: len(hidden_files(output)) == 2, "both workers write", lambda: job.log)
     first = {*hidden_files(output)}
     slow = int(job.folder.heartbeat(1).read_text().split()[1])
     os.kill(slow, signal.SIGSTOP)
     shell.slurm.run("scancel", "--signal=USR1", job.id)  # as SLURM warns of the time limit
     wait_until(lambda: not job.folder.heartbeat(0).exists(), "rank 0 has ended", lambda: job.log)
-    time.sleep(GRACE_S + 3)  # srun exits with the code of a task that it kills: the job would not be requeued
+    # srun exits with the code of a task that it kills: the job would not be requeued
+    time.sleep(GRACE_S + 3)
     os.kill(slow, signal.SIGCONT)
-    wait_until(lambda: len({*hidden_files(output)} - first) == 2, "both write again", lambda: job.log)
+    wait_until(
+        lambda: len({*hidden_files(output)} - first) == 2, "both write again", lambda: job.log
+    )
     shell.jobs("cancel", job.id)
     job.wait(state="CANCELLED")
     assert not output.exists()

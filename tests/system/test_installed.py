@@ -30,7 +30,9 @@ def test_files_of_wheel(installed: Path) -> None:
     (home,) = installed.parent.glob("lib/python3.*/site-packages/lockstep")
 
     def files(folder: Path) -> dict[str, bytes]:
-        paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        paths = (
+            path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        )
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
     assert files(home / "conf") == files(ROOT / "conf")
@@ -43,13 +45,15 @@ def test_train_in_empty_folder(installed: Path, tmp_path: Path) -> None:
     command = installed / "lockstep"
     stopped = run(tmp_path, command, "train", *BRIEF, "trainer.devices=2", STOP, code=EXIT_STOPPED)
     assert "  lockstep train resume=outputs/" in stopped, "no train.py here"
-    assert "Finished 1 epoch" in run(tmp_path, command, "train", "resume=outputs/latest", "trainer.devices=1", ENDLESS)
+    assert "Finished 1 epoch" in run(
+        tmp_path, command, "train", "resume=outputs/latest", "trainer.devices=1", ENDLESS
+    )
     home = run(tmp_path, installed / "python", "-c", "import lockstep; print(lockstep.__file__)")
     assert str(installed.parent) in home, "not this source tree"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
 
 
-# -- what a type checker sees -----------------------------------------------------------------------------------------
+# -- what a type checker sees ----------------------------------------------------------------------
 
 PROJECT = ROOT / "tests" / "support" / "typed_project"
 
@@ -65,8 +69,12 @@ def test_types_of_strict_project(installed: Path, tmp_path: Path) -> None:
     marked: set[tuple[str, int]] = set()
     for path in PROJECT.glob("*.py"):
         lines = path.read_text().splitlines()
-        marked |= {(path.name, number) for number, line in enumerate(lines) if "# pyright: ignore" in line}
-        (tmp_path / path.name).write_text("\n".join(re.sub("# pyright: .*", "", line) for line in lines))
+        marked |= {
+            (path.name, number) for number, line in enumerate(lines) if "# pyright: ignore" in line
+        }
+        (tmp_path / path.name).write_text(
+            "\n".join(re.sub("# pyright: .*", "", line) for line in lines)
+        )
     place = {"venvPath": str(installed.parents[1]), "venv": installed.parent.name}
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", **place}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))

@@ -34,12 +34,22 @@ from lockstep.trials.ledger import Ledger, Trial
 from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, difference, environ, wait_until, write_run
+from tests.support.harness import (
+    PATIENCE_S,
+    ROOT,
+    SMALL,
+    command,
+    difference,
+    environ,
+    wait_until,
+    write_run,
+)
 from tests.support.leaks import keepers
 from tests.support.screens import on_terminal
 
 TINY = (*SMALL, "model.width=2", "trainer.max_epochs=4")
-TOOL = Path(sys.executable).parent / "lockstep"  # as it is installed: to Python, its folder is that of the script
+# as it is installed: to Python, its folder is that of the script
+TOOL = Path(sys.executable).parent / "lockstep"
 SLURM = ("cluster=slurm", "cluster.time_min=60", "trainer.devices=2")
 
 
@@ -72,7 +82,7 @@ def errors(*overrides: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-# -- errors of a submission -----------------------------------------------------------------------------------------
+# -- errors of a submission ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -116,7 +126,9 @@ def test_submission_without_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
         (("cluster.gpus_per_node=0", "cluster.sbatch=['--gres=gpu:a100:2']"), 2, 0),
     ],
 )
-def test_job_workers_and_gpus(tools: Path, overrides: tuple[str, ...], num_workers: int, num_gpus: int) -> None:
+def test_job_workers_and_gpus(
+    tools: Path, overrides: tuple[str, ...], num_workers: int, num_gpus: int
+) -> None:
     """The GPUs of a job are not looked for on this machine."""
     config = config_of(*overrides)
     workers = resolve_workers(config)
@@ -137,11 +149,32 @@ def script_of(folder: Path, *overrides: str) -> list[str]:
 def test_script_options(tools: Path, tmp_path: Path) -> None:
     """Each is there once."""
     words = (f"cluster.{key}=x" for key in ("partition", "account", "qos", "constraint"))
-    sizes = ("cluster.memory_gib=1", "cluster.cpus_per_worker=2", "trainer.num_nodes=2", "trainer.devices=3")
-    lines = script_of(tmp_path, *words, *sizes, "cluster.sbatch=[--exclusive]", "cluster.setup=[module load x]")
+    sizes = (
+        "cluster.memory_gib=1",
+        "cluster.cpus_per_worker=2",
+        "trainer.num_nodes=2",
+        "trainer.devices=3",
+    )
+    lines = script_of(
+        tmp_path, *words, *sizes, "cluster.sbatch=[--exclusive]", "cluster.setup=[module load x]"
+    )
     options = [line.removeprefix("#SBATCH --") for line in lines if "#SBATCH" in line]
-    expected = {"nodes=2", "ntasks-per-node=3", "time=60", "cpus-per-task=2", "mem=1024M", "signal=USR1@120"}
-    assert expected | {"account=x", "qos=x", "partition=x", "constraint=x", "exclusive", "requeue"} <= set(options)
+    expected = {
+        "nodes=2",
+        "ntasks-per-node=3",
+        "time=60",
+        "cpus-per-task=2",
+        "mem=1024M",
+        "signal=USR1@120",
+    }
+    assert expected | {
+        "account=x",
+        "qos=x",
+        "partition=x",
+        "constraint=x",
+        "exclusive",
+        "requeue",
+    } <= set(options)
     keys = [option.partition("=")[0] for option in options]
     assert set(keys) <= {*KEYS, "exclusive"}
     assert len(keys) == len(set(keys))
@@ -167,7 +200,9 @@ def test_script_unprintable_folder(
 
 def test_variables_of_sbatch(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of an outer job, and none that override the configuration."""
-    tool(tools, "sbatch", f"env | grep -E '^(SBATCH|SLURM|RANK)' | sort > {tmp_path}/seen; {ANSWERS}")
+    tool(
+        tools, "sbatch", f"env | grep -E '^(SBATCH|SLURM|RANK)' | sort > {tmp_path}/seen; {ANSWERS}"
+    )
     outer = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_CONF", "RANK")
     names = ("TIMELIMIT", "PARTITION", "ACCOUNT", "RESERVATION", "EXPORT", "WAIT")
     for name in (*outer, *(f"SBATCH_{name}" for name in names)):
@@ -177,7 +212,7 @@ def test_variables_of_sbatch(tools: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "seen").read_text() == "SBATCH_ACCOUNT=0\nSLURM_CONF=0\n"
 
 
-# -- folders of a submission -------------------------------------------------------------------------------------------
+# -- folders of a submission -----------------------------------------------------------------------
 
 
 ANSWERS = "echo Submitted batch job 17"
@@ -197,14 +232,22 @@ def test_folder_until_sbatch_accepts(tools: Path, tmp_path: Path, is_refused: bo
     submitted(folder, "16", cancelled=True)
     folder.write_status(state="finished", exit_code=0)
     before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    tool(tools, "sbatch", f"cat {folder.job_file} > {tmp_path}/seen; {'exit 1' if is_refused else ANSWERS}")
+    tool(
+        tools,
+        "sbatch",
+        f"cat {folder.job_file} > {tmp_path}/seen; {'exit 1' if is_refused else ANSWERS}",
+    )
     with contextlib.suppress(ConfigError):
         submission.submit_all([folder], [config_of()], base=folder, name="it")
     assert (tmp_path / "seen").read_bytes() == before[folder.job_file]
     if is_refused:
-        assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()} == before
+        assert {
+            path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()
+        } == before
     else:
-        assert folder.read_job().items() >= {"id": "17", "earlier": ["16"], "cancelled": False}.items()
+        assert (
+            folder.read_job().items() >= {"id": "17", "earlier": ["16"], "cancelled": False}.items()
+        )
         assert folder.read_status()["exit_code"] is None
 
 
@@ -214,11 +257,17 @@ def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config
     made = []
     for text in overrides:
         config = config_of(text)
-        made.append(sweeps.prepare_trial(ledger, [text], lambda _, number, config=config: (config, f"nested/{number}")))
+        made.append(
+            sweeps.prepare_trial(
+                ledger, [text], lambda _, number, config=config: (config, f"nested/{number}")
+            )
+        )
     return ledger, made
 
 
-def test_sweep_trial_of_other_process(tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_trial_of_other_process(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tool(tools, "sbatch", ANSWERS)
     ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
     made[0][0].folder.write_status(state="training", host="elsewhere")
@@ -244,15 +293,22 @@ def test_signal_while_sbatch_accepts(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
     words = command("-m", "seed=0,1", *SMALL, "strategy=auto", *SLURM)
     # in a process group of its own, as in a terminal: Ctrl-C reaches sbatch, too
-    options = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "start_new_session": True}
+    options = {
+        "capture_output": True,
+        "text": True,
+        "timeout": PATIENCE_S,
+        "start_new_session": True,
+    }
     done = subprocess.run(words, cwd=tmp_path, env=environ(), **options)
     assert done.returncode == 128 + signal.SIGINT
     assert "job 17 is submitted" in done.stderr
-    records = [json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")]
+    records = [
+        json.loads(path.read_text())["id"] for path in (tmp_path / "outputs").rglob("job.json")
+    ]
     assert sorted(records) == ["17_0", "17_1"]
 
 
-# -- the code of a job -------------------------------------------------------------------------------------------------
+# -- the code of a job -----------------------------------------------------------------------------
 
 
 def project(root: Path) -> None:
@@ -288,11 +344,15 @@ def test_code_of_shared_project(tmp_path: Path) -> None:
     assert (target / "train.py").stat().st_mode & 0o777 == 0o755
 
 
-def test_secrets_of_submission(tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_submission(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tool(tools, "sbatch", ANSWERS)
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    config = config_of("cluster.setup=['export HF_TOKEN=hunter2']", "+strategy.variables.HF_TOKEN=hunter2")
+    config = config_of(
+        "cluster.setup=['export HF_TOKEN=hunter2']", "+strategy.variables.HF_TOKEN=hunter2"
+    )
     submission.submit_all([folder], [config], base=folder, name="it")
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
@@ -306,7 +366,13 @@ def test_code_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for name in ("my_package/networks.py", "my_package/weights.bin"):
         (tmp_path / name).touch()
     monkeypatch.setenv("PATH", "/nowhere")
-    expected = {"conf/config.yaml", "my_package/networks.py", "own.py", "src/lockstep/a.py", "train.py"}
+    expected = {
+        "conf/config.yaml",
+        "my_package/networks.py",
+        "own.py",
+        "src/lockstep/a.py",
+        "train.py",
+    }
     assert set(map(str, code.files(tmp_path))) == expected
     assert code.provenance.commit(code.freeze(tmp_path, tmp_path / "code")) is None
 
@@ -318,7 +384,7 @@ def test_code_not_discovered(tmp_path: Path) -> None:
     assert [found.name for found in discovery.scan(tmp_path / "outputs").values()] == ["day/it"]
 
 
-# -- the state in SLURM ------------------------------------------------------------------------------------------------
+# -- the state in SLURM ----------------------------------------------------------------------------
 
 
 def line(*fields: str) -> str:
@@ -334,7 +400,11 @@ def test_states_of_queue_and_accounts(tools: Path) -> None:
         line("7_2", "RUNNING", "None", "n1", "0:03", "0", "0"),
     ]
     tool(tools, "squeue", "cat << EOF\n" + "\n".join(queue) + "\nEOF")
-    accounts = ["9|COMPLETED|n2|00:01:04|0:0", "9_1|CANCELLED by 7|n2|00:00:04|0:15", "7_0|RUNNING|n1|00:00:01|0:0"]
+    accounts = [
+        "9|COMPLETED|n2|00:01:04|0:0",
+        "9_1|CANCELLED by 7|n2|00:00:04|0:15",
+        "7_0|RUNNING|n1|00:00:01|0:0",
+    ]
     tool(tools, "sacct", "cat << EOF\n" + "\n".join(accounts) + "\nEOF")
     found = scheduler.states(["7_0", "7_1", "8", "9", "9_1", "10", "11"])
     assert found == {
@@ -346,18 +416,25 @@ def test_states_of_queue_and_accounts(tools: Path) -> None:
         "11": Scheduled("revoked", "", "", None, 0, 0),
     }
     assert sorted(name for name, each in found.items() if each.is_live) == ["11", "7_0"]
-    assert not Scheduled("preempted").is_live  # SLURM's word where it cancels; what it requeues is never called so
+    # SLURM's word where it cancels; what it requeues is never called so
+    assert not Scheduled("preempted").is_live
 
 
 @pytest.mark.parametrize(
     ("squeue", "sacct", "error"),
     [
         ("echo 'Unable to contact slurm controller' >&2; exit 1", "exit 0", "Unable to contact"),
-        ("echo 'Invalid job id specified' >&2; exit 1", "echo 'Connection refused' >&2; exit 1", "refused"),
+        (
+            "echo 'Invalid job id specified' >&2; exit 1",
+            "echo 'Connection refused' >&2; exit 1",
+            "refused",
+        ),
         ("exec sleep 60", "exit 0", "squeue did not answer"),
     ],
 )
-def test_states_failed_tool(tools: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str, error: str) -> None:
+def test_states_failed_tool(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, sacct: str, error: str
+) -> None:
     monkeypatch.setattr(scheduler, "TIMEOUT_S", 1.0)
     tool(tools, "squeue", squeue)
     tool(tools, "sacct", sacct)
@@ -371,12 +448,15 @@ def test_states_unknown_job_without_accounting(tools: Path) -> None:
     assert scheduler.states(["7"]) == {}
 
 
-# -- the process of a job ---------------------------------------------------------------------------------------------
+# -- the process of a job --------------------------------------------------------------------------
 
 
 def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     """A run with the record of a job."""
-    known = {"cluster": {"name": "slurm", "max_requeues": 3, "partition": "gpu"}, "log": str(folder.path / "log")}
+    known = {
+        "cluster": {"name": "slurm", "max_requeues": 3, "partition": "gpu"},
+        "log": str(folder.path / "log"),
+    }
     known |= {"id": job_id, "engine": "slurm", "submitted": 1e9, "code": "c", "host": "login"}
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.claim()
@@ -391,9 +471,21 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     ("status", "is_cancelled", "restarts", "code", "reason"),
     [
         ({"signal": "SIGUSR1"}, False, 0, job.REQUEUE, "time limit: the job is requeued"),
-        ({"signal": "SIGTERM"}, False, 2, job.REQUEUE, "SIGTERM: the job is requeued if it was preempted"),
+        (
+            {"signal": "SIGTERM"},
+            False,
+            2,
+            job.REQUEUE,
+            "SIGTERM: the job is requeued if it was preempted",
+        ),
         ({"signal": "SIGUSR1"}, True, 0, EXIT_STOPPED, "cancelled"),
-        ({"signal": "SIGUSR1"}, False, 3, EXIT_STOPPED, "requeued 3 times, the limit is cluster.max_requeues=3"),
+        (
+            {"signal": "SIGUSR1"},
+            False,
+            3,
+            EXIT_STOPPED,
+            "requeued 3 times, the limit is cluster.max_requeues=3",
+        ),
         ({"signal": "SIGINT"}, False, 0, EXIT_STOPPED, "why"),
         ({"signal": None}, False, 0, EXIT_STOPPED, "why"),  # the stop flag, or trainer.max_time_s
     ],
@@ -408,7 +500,9 @@ def test_requeue_of_stopped_job(
     code: int,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(job, "_do", lambda *_, **__: submitted(folder, cancelled=is_cancelled) and EXIT_STOPPED)
+    monkeypatch.setattr(
+        job, "_do", lambda *_, **__: submitted(folder, cancelled=is_cancelled) and EXIT_STOPPED
+    )
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     folder = RunFolder(tmp_path / "run")
     submitted(folder)
@@ -461,10 +555,16 @@ def test_record_of_later_submission(tmp_path: Path) -> None:
         ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "0"}, "16_0"),
     ],
 )
-def test_requeue_by_exit_code(tools: Path, tmp_path: Path, variables: dict[str, str], asks: str) -> None:
+def test_requeue_by_exit_code(
+    tools: Path, tmp_path: Path, variables: dict[str, str], asks: str
+) -> None:
     tool(tools, "scontrol", f'echo "$@" >> {tmp_path}/asked')
     environ_ = {**environ(), **variables, "PATH": os.environ["PATH"]}
-    for step, left in ((f"sh -c 'exit {job.REQUEUE}'", EXIT_STOPPED), ("exit 75", 75), ("kill -TERM $$; sleep 9", -15)):
+    for step, left in (
+        (f"sh -c 'exit {job.REQUEUE}'", EXIT_STOPPED),
+        ("exit 75", 75),
+        ("kill -TERM $$; sleep 9", -15),
+    ):
         text = f"{slurm._requeue()}\nset -e\n{step}"
         assert subprocess.run(["bash", "-c", text], env=environ_).returncode == left
     assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
@@ -511,7 +611,7 @@ print(flag.received == signal.SIGTERM, signal.getsignal(signal.SIGUSR2) == signa
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
 
 
-# -- lockstep jobs -----------------------------------------------------------------------------------------------------
+# -- lockstep jobs ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -546,7 +646,9 @@ def test_jobs_list(four: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "20", "21"], ["list", "--json"]])
-def test_jobs_without_slurm(four: Path, tools: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_jobs_without_slurm(
+    four: Path, tools: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
     tool(tools, "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     assert commands.run_jobs_command(words) == 0
     out, error = capsys.readouterr()
@@ -567,7 +669,9 @@ def test_jobs_empty_name(four: Path, words: list[str]) -> None:
 @pytest.mark.usefixtures("tools")
 def test_select_jobs(tmp_path: Path) -> None:
     for number in range(3):
-        submitted(RunFolder(tmp_path / "sweep" / str(number)), f"7_{number}", submitted=1e9 - number)
+        submitted(
+            RunFolder(tmp_path / "sweep" / str(number)), f"7_{number}", submitted=1e9 - number
+        )
     records = jobs.recorded_jobs([tmp_path])
     for names, ids in (
         (["7"], ["7_2", "7_1", "7_0"]),
@@ -583,12 +687,35 @@ def test_select_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"cluster": []}, {"cluster": None}, {"cluster": {"setup": {}}}, {"cluster": {"setup": [1]}}),
+        *(
+            {"cluster": []},
+            {"cluster": None},
+            {"cluster": {"setup": {}}},
+            {"cluster": {"setup": [1]}},
+        ),
         *({"pid": "1"}, {"pid": -1}, {"pid": 0}, {"pid": 2**31}, {"log": 3}, {"code": None}),
-        *({"id": ["17"]}, {"id": "9" * 5000}, {"id": "17\n"}, {"id": "x; rm"}, {"submitted": "now"}),
-        *({"submitted": float("nan")}, {"submitted": 10**400}, {"submitted": -1}, {"num_nodes": True}),
+        *(
+            {"id": ["17"]},
+            {"id": "9" * 5000},
+            {"id": "17\n"},
+            {"id": "x; rm"},
+            {"submitted": "now"},
+        ),
+        *(
+            {"submitted": float("nan")},
+            {"submitted": 10**400},
+            {"submitted": -1},
+            {"num_nodes": True},
+        ),
         *({"num_nodes": 1.5}, {"gpus_per_node": 10**30}, {"earlier": [1]}, {"earlier": "17"}),
-        *({"earlier": None}, {"command": [[]]}, {"is_head": 1}, {"more\n": 1}, {"cwd": ["/"]}, None),
+        *(
+            {"earlier": None},
+            {"command": [[]]},
+            {"is_head": 1},
+            {"more\n": 1},
+            {"cwd": ["/"]},
+            None,
+        ),
     ],
     ids=lambda changes: str(changes)[:40],
 )
@@ -644,7 +771,7 @@ def test_refuse_live_pending(four: Path) -> None:
         submission.refuse_live(RunFolder(four / "outputs/day/waits"))
 
 
-# -- the background of this machine ------------------------------------------------------------------------------------
+# -- the background of this machine ----------------------------------------------------------------
 
 
 def lockstep_jobs(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -659,8 +786,18 @@ SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
 def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     """It outlives its terminal, is cancelled with a checkpoint, and goes on exactly."""
     alone = write_run(tmp_path / "alone", TINY)
-    assert worker.run_here(worker.Job(worker.train, alone, {"command": "", "has_test": True}), None) == 0
-    words = ["train", *TINY, SLOW, "trainer.devices=1", "cluster=local", f"hydra.run.dir={tmp_path}/run"]
+    assert (
+        worker.run_here(worker.Job(worker.train, alone, {"command": "", "has_test": True}), None)
+        == 0
+    )
+    words = [
+        "train",
+        *TINY,
+        SLOW,
+        "trainer.devices=1",
+        "cluster=local",
+        f"hydra.run.dir={tmp_path}/run",
+    ]
     folder = RunFolder(tmp_path / "run")
     with on_terminal(100, *words) as shown:
         assert shown.end() == 0, shown.text
@@ -678,7 +815,9 @@ def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
 
 
 def test_background_dry_run(tmp_path: Path) -> None:
-    done = run_command(command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]"), tmp_path)
+    done = run_command(
+        command(*TINY, "cluster=local", "dry_run=true", "cluster.setup=[module load x]"), tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("module load x\nexport PYTHONPATH=")
     assert list(tmp_path.iterdir()) == []

@@ -42,17 +42,27 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("eval", "latest", "--devices", "2"), "metrics images run confusion_matrix calibration"),
         (("predict", "latest", "photos"), "predictions rows unreadable"),
         pytest.param(
-            ("predict", "latest", "photos", "--output", "rows.csv"), "predictions output", marks=pytest.mark.full
+            ("predict", "latest", "photos", "--output", "rows.csv"),
+            "predictions output",
+            marks=pytest.mark.full,
         ),
         pytest.param(
-            ("embed", "latest", "photos", "--output", "features.npy"), "images output", marks=pytest.mark.full
+            ("embed", "latest", "photos", "--output", "features.npy"),
+            "images output",
+            marks=pytest.mark.full,
         ),
         pytest.param(("labels", "latest"), "labels output suspicious", marks=pytest.mark.full),
         pytest.param(("data", "fetch", *SMALL), "data root weights", marks=pytest.mark.full),
         pytest.param(("data", "check", *SMALL), "splits", marks=pytest.mark.full),
         (("new", "roses"), "path requirement"),
-        pytest.param(("export", "latest", "--output", "net.pt2"), "file bytes checked", marks=pytest.mark.full),
-        pytest.param(("verify", *SMALL), "is_exact limit variants explanations", marks=pytest.mark.full),
+        pytest.param(
+            ("export", "latest", "--output", "net.pt2"),
+            "file bytes checked",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ("verify", *SMALL), "is_exact limit variants explanations", marks=pytest.mark.full
+        ),
         pytest.param(("train", "-m", *SMALL, "seed=1,2"), "path", marks=pytest.mark.full),
         pytest.param(
             ("benchmark", "benchmark=default", *SMALL[:3], "benchmark.budget_s=2"),
@@ -72,10 +82,19 @@ def test_json_of_jobs(here: Path) -> None:
     (ended,) = value(lockstep(here, "jobs", "wait", job["job"], "--json"))
     assert (ended["id"], ended["exit_code"]) == (job["job"], 0)
     (listed,) = value(lockstep(here, "jobs", "list", "--json"))
-    assert listed["id"] == value(lockstep(here, "jobs", "show", job["job"], "--json"))["id"] == job["job"]
+    assert (
+        listed["id"]
+        == value(lockstep(here, "jobs", "show", job["job"], "--json"))["id"]
+        == job["job"]
+    )
     result = value(lockstep(here, "jobs", "result", job["job"], "--json"))
     assert result["report"]["metrics"]["accuracy"] == result["test/accuracy"]
-    assert value(lockstep(here, "jobs", "cancel", job["job"], "--json"), EXIT_CONFIG)[0]["is_cancelled"] is False
+    assert (
+        value(lockstep(here, "jobs", "cancel", job["job"], "--json"), EXIT_CONFIG)[0][
+            "is_cancelled"
+        ]
+        is False
+    )
 
 
 @pytest.mark.processes
@@ -83,12 +102,22 @@ def test_json_of_jobs(here: Path) -> None:
     ("words", "code", "key"),
     [
         (("train", "trainer.max_epoch=3"), "unknown", "trainer.max_epoch"),
-        pytest.param(("train", "-m", "trainer.max_epoch=3,4"), "unknown", "trainer.max_epoch", marks=pytest.mark.full),
+        pytest.param(
+            ("train", "-m", "trainer.max_epoch=3,4"),
+            "unknown",
+            "trainer.max_epoch",
+            marks=pytest.mark.full,
+        ),
         (("train", "--what"), "unknown", "--what"),
         (("verify", "model.width=x"), "value", "model.width=x"),
         pytest.param(("benchmark", "seed=x"), "value", "seed=x", marks=pytest.mark.full),
         (("train", "data=image_folder", "data.root=none"), "missing", ""),
-        pytest.param(("data", "check", "data=image_folder", "data.root=none"), "missing", "", marks=pytest.mark.full),
+        pytest.param(
+            ("data", "check", "data=image_folder", "data.root=none"),
+            "missing",
+            "",
+            marks=pytest.mark.full,
+        ),
         (("status", "unknown"), "missing", ""),
         (("stop", "latest"), "failed", ""),
         pytest.param(("predict", "latest", "none"), "missing", "", marks=pytest.mark.full),
@@ -111,6 +140,9 @@ def test_json_of_error(here: Path, words: tuple[str, ...], code: str, key: str) 
 @pytest.mark.processes
 def test_json_of_failed_run(here: Path) -> None:
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
-    found = value(lockstep(here, "train", *SMALL, "hydra.run.dir=failed", "seed=0", breaks, "--json"), EXIT_FAILED)
+    found = value(
+        lockstep(here, "train", *SMALL, "hydra.run.dir=failed", "seed=0", breaks, "--json"),
+        EXIT_FAILED,
+    )
     assert found["state"] == "failed"
     assert "RuntimeError: kaputt" in found["errors"][0]["message"]

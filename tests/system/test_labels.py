@@ -34,15 +34,24 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
     train_all([run], 1)
     words = ("labels", run.path, "--output", "one.csv", "--strategy", "cpu")
     facts = json.loads(output_of(tmp_path, *words, "--json"))
-    rows, record = rows_of(tmp_path / "one.csv"), json.loads(gzip.decompress(run.images.read_bytes()))
+    rows, record = (
+        rows_of(tmp_path / "one.csv"),
+        json.loads(gzip.decompress(run.images.read_bytes())),
+    )
     for split in ("train", "val", "test"):
-        assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(record[split]["names"])
+        assert sorted(row["file"] for row in rows if row["split"] == split) == sorted(
+            record[split]["names"]
+        )
     judged, others = rows[:54], rows[54:]  # 23 and 31 of 124
     assert {row["split"] for row in judged} == {"val", "test"}
-    assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {("", "", "0")}
+    assert {(row["suggested"], row["score"], row["suspicious"]) for row in others} == {
+        ("", "", "0")
+    }
     order = [(row["suspicious"] == "0", float(row["score"])) for row in judged]
     assert order == sorted(order)
-    assert sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
+    assert (
+        sum(row["suspicious"] == "1" for row in rows) == facts["suspicious"] == len(facts["labels"])
+    )
     assert facts["images"] == 54
     assert (tmp_path / "one.png").is_file()
 
@@ -51,7 +60,12 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_wrong_labels_first(tmp_path: Path, seed: int) -> None:
     keys = ("val_fraction", "test_fraction", "split_seed", "memory")
-    data = ("data=digits", *(f"~data.{key}" for key in keys), f"{SOURCES}.mislabelled", f"+data.flip_seed={seed}")
+    data = (
+        "data=digits",
+        *(f"~data.{key}" for key in keys),
+        f"{SOURCES}.mislabelled",
+        f"+data.flip_seed={seed}",
+    )
     small = ("model.width=4", "trainer.max_epochs=4", *FAST)
     sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
     for checkpoints in sweep.glob("*/checkpoints"):

@@ -30,7 +30,9 @@ def test_imports_of_training(tmp_path: Path) -> None:
     notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesImports,path:'{tmp_path / 'modules.json'}'}}"
     words = command("debug=fast", "model.width=4", "strategy=cpu", "trainer.devices=2", notes)
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stderr
     for when, imported in json.loads((tmp_path / "modules.json").read_text()).items():
         assert "lightning.pytorch" in imported
@@ -38,7 +40,12 @@ def test_imports_of_training(tmp_path: Path) -> None:
 
 
 UPSTREAM = {
-    "import torchmetrics": ["scipy.signal", "torchvision", "matplotlib.pyplot", "torchmetrics.image"],
+    "import torchmetrics": [
+        "scipy.signal",
+        "torchvision",
+        "matplotlib.pyplot",
+        "torchmetrics.image",
+    ],
     "import lightning.fabric.wrappers": ["torch._dynamo.eval_frame"],
     "torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])": ["torch._dynamo.eval_frame"],
     "torch.use_deterministic_algorithms(False)": ["torch._inductor"],
@@ -60,8 +67,13 @@ def test_imports_of_upstream() -> None:
     words = [sys.executable, "-c", IN_FORKS, json.dumps([*UPSTREAM])]
     done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
     found = dict(json.loads(line) for line in done.stdout.splitlines())
-    fixed = {code: [name for name in names if name not in found[code]] for code, names in UPSTREAM.items()}
-    assert not any(fixed.values()), f"upstream defers {fixed} itself: remove it from lockstep.system.lazy_imports"
+    fixed = {
+        code: [name for name in names if name not in found[code]]
+        for code, names in UPSTREAM.items()
+    }
+    assert not any(fixed.values()), (
+        f"upstream defers {fixed} itself: remove it from lockstep.system.lazy_imports"
+    )
 
 
 LATER = {

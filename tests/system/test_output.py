@@ -17,10 +17,14 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """What bash makes of a line; the exit code is that of the first failing part of a pipe."""
     words = ["bash", "-o", "pipefail", "-c", line]
-    return subprocess.run(words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S
+    )
 
 
-@pytest.mark.parametrize(("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")])
+@pytest.mark.parametrize(
+    ("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")]
+)
 def test_output_closed_or_full(tmp_path: Path, redirection: str, num_workers: int) -> None:
     train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
     done = shell(tmp_path, f"{train} {redirection}")
@@ -38,10 +42,17 @@ def test_output_closed_or_full(tmp_path: Path, redirection: str, num_workers: in
     ],
 )
 def test_breakpoint(tmp_path: Path, num_workers: int, keys: str, code: int, end: str) -> None:
-    words = ("train", *own_network("Debugged"), f"trainer.devices={num_workers}", f"hydra.run.dir={tmp_path / 'run'}")
+    words = (
+        "train",
+        *own_network("Debugged"),
+        f"trainer.devices={num_workers}",
+        f"hydra.run.dir={tmp_path / 'run'}",
+    )
     with on_terminal(80, *words, PYTHONPATH=str(ROOT)) as on:
         if keys:
-            on.wait_for(r"networks\.py\(\d+\)forward\(\)\r\n-> return super\(\)\.forward\(x\)\r\n\(Pdb\) ")
+            on.wait_for(
+                r"networks\.py\(\d+\)forward\(\)\r\n-> return super\(\)\.forward\(x\)\r\n\(Pdb\) "
+            )
             on.type("p x.shape[1:]\n")
             on.wait_for(r"torch\.Size\(\[1, 16, 16\]\)\r\n\(Pdb\) ")
             on.type(keys)

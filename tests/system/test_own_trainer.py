@@ -22,7 +22,12 @@ def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     folder.mkdir()
     write_files(PAGE, folder)
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, *words],
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 3: accuracy " in done.stdout
@@ -32,11 +37,21 @@ def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
 def test_the_loop_of_any_number_of_processes_ends_with_the_weights_of_one(tmp_path: Path) -> None:
     alone = run(tmp_path / "1", "-c", NAMED)
     for num_ranks in (2, 3):
-        words = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "loop.py")
+        words = (
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={num_ranks}",
+            "loop.py",
+        )
         for name, value in run(tmp_path / str(num_ranks), *words).items():
             assert (value - alone[name]).abs().max() <= 1e-12, name
     imported = json.loads((tmp_path / "1" / "modules.json").read_text())
     own = {name.removeprefix("lockstep.") for name in imported if name.startswith("lockstep.")}
-    assert {name for name in own if not is_promise(name)} == {"data", "system"}  # packages, which only have the names
+    # packages, which only have the names
+    assert {name for name in own if not is_promise(name)} == {"data", "system"}
     assert own <= MODULES.keys()
-    assert not any(name.partition(".")[0] in ("lightning", "hydra", "pydantic", "omegaconf") for name in imported)
+    assert not any(
+        name.partition(".")[0] in ("lightning", "hydra", "pydantic", "omegaconf")
+        for name in imported
+    )

@@ -9,7 +9,8 @@ from tests.support.harness import ROOT
 from tests.support.reader import read
 
 pytestmark = pytest.mark.processes
-NOT_TYPED = ("api", "gpu", "hardware", "install", "ten-minutes")  # pages whose commands set up a machine, and modules
+# pages whose commands set up a machine, and modules
+NOT_TYPED = ("api", "gpu", "hardware", "install", "ten-minutes")
 DOCS = [
     page
     for page in sorted((ROOT / "docs").glob("*.md"))

@@ -83,7 +83,10 @@ def test_worker_dies_with_parent(tmp_path: Path) -> None:
         servers = children_of(parent.process.pid)
         parent.process.kill()
         assert parent.code() == -signal.SIGKILL
-        wait_until(lambda: not any(is_alive(pid) for pid in (parent.worker, *servers)), "the end of all processes")
+        wait_until(
+            lambda: not any(is_alive(pid) for pid in (parent.worker, *servers)),
+            "the end of all processes",
+        )
 
 
 def test_signal_to_every_process(tmp_path: Path) -> None:

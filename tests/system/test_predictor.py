@@ -54,7 +54,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for number in range(23):
-        write_image(folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20)
+        write_image(
+            folder / f"{number % 3}" / f"{number}.png", seed=number, height=9 + number, width=20
+        )
     return folder
 
 
@@ -74,7 +76,9 @@ def rows_of(kind: str, predictions: lockstep.Predictions) -> list[list[str]]:
     return [[one.class_name, f"{one.probability:.6f}"] for one in predictions]
 
 
-@pytest.mark.parametrize(("kind", "checkpoint"), [*((kind, "best") for kind in KINDS), ("float64", "last")])
+@pytest.mark.parametrize(
+    ("kind", "checkpoint"), [*((kind, "best") for kind in KINDS), ("float64", "last")]
+)
 def test_predict_folder(
     trained: dict[str, RunFolder], photos: Path, tmp_path: Path, kind: str, checkpoint: Any
 ) -> None:
@@ -89,11 +93,14 @@ def test_predict_folder(
 def test_features(trained: dict[str, RunFolder], photos: Path, tmp_path: Path, kind: str) -> None:
     network = lockstep.load(trained[kind].path, trust=True)
     found = network.features(photos)
-    commands.output_of(tmp_path, "embed", trained[kind].path, photos, "--output", "out.npy", "--trust")
+    commands.output_of(
+        tmp_path, "embed", trained[kind].path, photos, "--output", "out.npy", "--trust"
+    )
     written = np.load(tmp_path / "out.npy")
     assert str(written.dtype) == str(found.dtype).removeprefix("torch.")
     assert found.dtype == (torch.float64 if kind == "float64" else torch.float32)
-    bound = 0.02 if kind == "bfloat16" else 1e-5  # of the sum in another order, in batches of another size
+    # of the sum in another order, in batches of another size
+    bound = 0.02 if kind == "bfloat16" else 1e-5
     np.testing.assert_allclose(found.numpy(), written, rtol=bound, atol=bound)
 
 
@@ -103,7 +110,16 @@ def test_broken_photos(trained: dict[str, RunFolder], photos: Path, tmp_path: Pa
     paths, broken = sorted(mixed.rglob("*.png")), (0, 11, 22)
     for place in broken:
         paths[place].write_bytes(b"no image")
-    words = ("predict", trained["float64"].path, mixed, "--output", "out.csv", "--devices", "2", "--trust")
+    words = (
+        "predict",
+        trained["float64"].path,
+        mixed,
+        "--output",
+        "out.csv",
+        "--devices",
+        "2",
+        "--trust",
+    )
     strict = commands.lockstep(tmp_path, *words, "--strict")
     assert (strict.returncode, strict.stdout, (tmp_path / "out.csv").exists()) == (2, "", False)
     done = commands.lockstep(tmp_path, *words)
@@ -112,7 +128,9 @@ def test_broken_photos(trained: dict[str, RunFolder], photos: Path, tmp_path: Pa
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     # float64: a batch of other images ends with the same six digits
-    assert [row[1:] for row in rows] == [before[place] for place in range(23) if place not in broken]
+    assert [row[1:] for row in rows] == [
+        before[place] for place in range(23) if place not in broken
+    ]
     network = lockstep.load(trained["float64"].path)
     predictions = network(mixed)
     assert [place for place in range(23) if predictions[place].error is not None] == [*broken]
@@ -125,7 +143,11 @@ def test_predict_tensors(trained: dict[str, RunFolder], tmp_path: Path, kind: st
     """Floats reach a network that was trained on floats as they do in training."""
     config = lockstep.Run(trained[kind].path).config["data"]
     names = ("num_classes", "channels", "image_size", "train_size", "val_size", "test_size", "seed")
-    splits = few_digits(is_float=True) if kind == "floats" else synthetic(**{name: config[name] for name in names})
+    splits = (
+        few_digits(is_float=True)
+        if kind == "floats"
+        else synthetic(**{name: config[name] for name in names})
+    )
     images = whole(splits.test.pixels)
     predictions = lockstep.load(trained[kind].path, trust=True)(images)
     assert rows_of(kind, predictions) == predicted(trained[kind], "test", tmp_path / "out.csv")
@@ -146,7 +168,7 @@ def test_inputs_of_all_types(trained: dict[str, RunFolder], photos: Path) -> Non
     assert network([]).values.shape == (0, by_path.values.shape[1])
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,7 +184,12 @@ def test_inputs_of_all_types(trained: dict[str, RunFolder], photos: Path) -> Non
     ],
 )
 def test_load_refused(
-    trained: dict[str, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: Any, error: str
+    trained: dict[str, RunFolder],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: Any,
+    error: str,
 ) -> None:
     folder = write_run(tmp_path / "run", SMALL)
     folder.checkpoints.mkdir()
@@ -186,7 +213,10 @@ class Net(nn.Module):
         return FACTOR * self.fc(images.mean((2, 3)))
 """
 TINY = ["data=synthetic", "data.train_size=40", "trainer.max_epochs=1", "strategy=cpu"]
-OWN = ["model._target_=mine.Net", *(f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout"))]
+OWN = [
+    "model._target_=mine.Net",
+    *(f"~model.{key}" for key in ("width", "stem", "shortcut_norm", "bias", "dropout")),
+]
 
 
 def test_custom_networks_of_equal_name(tmp_path: Path) -> None:
@@ -210,5 +240,7 @@ except lockstep.ConfigError as error:
     assert done.returncode == 0, done.stderr
     name, error, is_as_before = json.loads(done.stdout.splitlines()[-1])
     assert name.startswith("class")
-    assert re.search("model._target_=mine.Net: .*project 2/mine.py.* but this process .*project 1/mine.py", error)
+    assert re.search(
+        "model._target_=mine.Net: .*project 2/mine.py.* but this process .*project 1/mine.py", error
+    )
     assert is_as_before

@@ -27,13 +27,18 @@ CIFAR10 = ("data=cifar10", "data.download=false")
     [
         (["data=image_folder", "data.root=no"], "data.root=no does not exist"),
         ([*CIFAR10, "data.root=no"], "data.root=no does not exist"),
-        (["data=fashion_mnist", "data.download=false", "data.root=no"], "data.root=no does not exist"),
+        (
+            ["data=fashion_mnist", "data.download=false", "data.root=no"],
+            "data.root=no does not exist",
+        ),
         (["data=image_folder", "data.root=empty"], "no class folders"),
         ([*CIFAR10, "data.root=empty"], "cifar-10-batches-py"),
         (["data=image_folder", "data.root=file"], "is a file"),
     ],
 )
-def test_data_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], message: str) -> None:
+def test_data_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], message: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file").touch()
@@ -43,7 +48,9 @@ def test_data_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides:
 
 @pytest.mark.parametrize("setting", ["target_columns=[species]", "group_column=patient"])
 def test_wrong_column_of_sweep(tmp_path: Path, setting: str) -> None:
-    rows = [{"path": write_image(tmp_path / f"{i}.png").name, "label": "ab"[i % 2]} for i in range(6)]
+    rows = [
+        {"path": write_image(tmp_path / f"{i}.png").name, "label": "ab"[i % 2]} for i in range(6)
+    ]
     file = write_list(tmp_path / "list.csv", rows)
     texts = ["data=list", f"data.file={file}", f"data.{setting}", "seed=0,1"]
     configs = overrides.plan(texts, is_multirun=True).configs
@@ -51,11 +58,13 @@ def test_wrong_column_of_sweep(tmp_path: Path, setting: str) -> None:
         start.check_inputs(configs)
 
 
-# -- every command -----------------------------------------------------------------------------------------------------
+# -- every command ---------------------------------------------------------------------------------
 
 
 def run(cwd: Path, words: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(
+        words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """Custom networks, next to train.py or in the folder of the command: every process finds them, from anywhere.
 
-The project is a copy of this one with a package in it, as a person has it; commands are typed somewhere else.
+The project is a copy of this one with a package in it, as a person has it; commands are typed
+somewhere else.
 """
 
 import shutil
@@ -46,13 +47,20 @@ def write_package(folder: Path, hidden: int = 3) -> None:
     (package / "sizes.py").write_text(f"HIDDEN = {hidden}\n")
 
 
-def run(cwd: Path, *words: str | Path, python_path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    cwd: Path, *words: str | Path, python_path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """A command of python, in a folder; modules are nowhere but where Python and Lockstep look by themselves."""
     variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
     if python_path is not None:
         variables["PYTHONPATH"] = str(python_path)
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=cwd, env=variables, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
@@ -97,7 +105,17 @@ def test_network_from_other_folder(trained: RunFolder, tmp_path: Path) -> None:
     assert "add --trust" in said
     said = lockstep(tmp_path, "eval", trained.path, "--devices", "2", "--trust")
     assert f"{trained.read_summary()['test_accuracy']:.6f}" in said
-    lockstep(tmp_path, "predict", trained.path, "test", "--output", "out.csv", "--devices", "2", "--trust")
+    lockstep(
+        tmp_path,
+        "predict",
+        trained.path,
+        "test",
+        "--output",
+        "out.csv",
+        "--devices",
+        "2",
+        "--trust",
+    )
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     folder.claim()
     more = ("trainer.max_epochs=2", "trainer.devices=2", "--trust")
@@ -112,7 +130,9 @@ def test_network_in_current_folder(project: Path, tmp_path: Path) -> None:
     train(bare, tmp_path / "here", "trainer.devices=2")
     (tmp_path / "elsewhere").mkdir()
     assert "test images" in lockstep(tmp_path / "here", "eval", "latest")
-    assert "test images" in lockstep(tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path, "--trust")
+    assert "test images" in lockstep(
+        tmp_path / "elsewhere", "eval", latest(tmp_path / "here").path, "--trust"
+    )
 
 
 @pytest.mark.full
@@ -133,7 +153,11 @@ def test_job_trains_submitted_code(tmp_path: Path) -> None:
     project = write_project(tmp_path / "project")
     write_package(project)
     (tmp_path / "here").mkdir()
-    settings = ("cluster=local", 'cluster.setup=["while ! test -e edited; do sleep 0.1; done"]', "trainer.devices=2")
+    settings = (
+        "cluster=local",
+        'cluster.setup=["while ! test -e edited; do sleep 0.1; done"]',
+        "trainer.devices=2",
+    )
     train(project, tmp_path / "here", *settings)
     folder = latest(tmp_path / "here")
     write_package(project, hidden=5)

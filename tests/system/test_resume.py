@@ -20,16 +20,27 @@ from tests.support import commands
 from tests.support.exact import cut_after, train, train_until, trained
 from tests.support.harness import ROOT, SMALL, command, difference, write_run
 
-RECIPE = (*SMALL, "data.train_size=50", "model.width=2", "trainer.max_epochs=2", "trainer.log_every_n_steps=1")
+RECIPE = (
+    *SMALL,
+    "data.train_size=50",
+    "model.width=2",
+    "trainer.max_epochs=2",
+    "trainer.log_every_n_steps=1",
+)
 NUM_STEPS = 8  # 4 an epoch
 WITH_CURVES = "logger=tensorboard"
 
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     """Points (step, value) of every scalar in TensorBoard; of speed and memory, which differ, the steps."""
-    read = {split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload() for split in CURVES}
+    read = {
+        split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload()
+        for split in CURVES
+    }
     return {
-        f"{split} {tag}": [(e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)]
+        f"{split} {tag}": [
+            (e.step, 0.0 if tag.startswith("machine/") else e.value) for e in events.Scalars(tag)
+        ]
         for split, events in read.items()
         for tag in events.Tags()["scalars"]
     }
@@ -63,7 +74,8 @@ def test_resume_after_any_step(tmp_path: Path, extra: tuple[str, ...]) -> None:
     for step in range(NUM_STEPS):
         cut = write_run(tmp_path / f"cut{step}", recipe)
         if train_until(cut, step) == EXIT_STOPPED:
-            assert train(cut) == 0  # its files have the number of this process and a higher one of their own
+            # its files have the number of this process and a higher one of their own
+            assert train(cut) == 0
         assert difference(alone, cut) == 0, f"cut after the request in step {step}"
         assert [row["epoch"] for row in cut.read_metrics()] == ["1", "2"]
         assert curve(cut) == curve(alone), f"cut after the request in step {step}"
@@ -76,14 +88,20 @@ def test_resume_moved_folder(tmp_path: Path) -> None:
     saved = torch.load(cut.last_checkpoint, weights_only=True)
     (state,) = (state for state in saved["callbacks"].values() if state.get("monitor"))
     score = torch.tensor(2.0)  # as if no later epoch were better
-    state |= {"best_model_score": score, "kth_value": score, "best_k_models": {state["best_model_path"]: score}}
+    state |= {
+        "best_model_score": score,
+        "kth_value": score,
+        "best_k_models": {state["best_model_path"]: score},
+    }
     torch.save(saved, cut.last_checkpoint)
     best = torch.load(cut.best_checkpoint, weights_only=True)
     moved = RunFolder(Path(shutil.move(cut.path, tmp_path / "moved")))
     assert train(moved) == 0
     kept = torch.load(moved.best_checkpoint, weights_only=True)
     assert (kept["epoch"], kept["global_step"]) == (best["epoch"], best["global_step"])
-    assert all(torch.equal(value, kept["state_dict"][name]) for name, value in best["state_dict"].items())
+    assert all(
+        torch.equal(value, kept["state_dict"][name]) for name, value in best["state_dict"].items()
+    )
     assert not cut.path.exists()
 
 
@@ -103,7 +121,9 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
         ("on_test_end", 8, True),
     ],
 )
-def test_curves_after_kill(uncut: RunFolder, tmp_path: Path, hook: str, step: int, flushes: bool) -> None:
+def test_curves_after_kill(
+    uncut: RunFolder, tmp_path: Path, hook: str, step: int, flushes: bool
+) -> None:
     kill = f"_target_:tests.support.callbacks.SendsSignal,hook:{hook},step:{step},flushes:{flushes}"
     folder = write_run(tmp_path / "run", [*RECIPE, WITH_CURVES, f"+callbacks.killed={{{kill}}}"])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]

@@ -7,7 +7,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -58,7 +63,14 @@ class Fake:
         _, parameters = separate_space([space], OPTIONS)
         drawn = distributions(parameters)
         self.study = study_in(self.ledger, drawn, search, ACCURACY)
-        self.draws = Draws(self.study, drawn, self.ledger, self.make, objective=ACCURACY, num_trials=search.num_trials)
+        self.draws = Draws(
+            self.study,
+            drawn,
+            self.ledger,
+            self.make,
+            objective=ACCURACY,
+            num_trials=search.num_trials,
+        )
 
     @property
     def states(self) -> list[str]:
@@ -77,7 +89,11 @@ class Fake:
         best = self.result(trial.settings)
         if best is not None:
             trial.folder.write_summary({"best": best})
-        status = {"state": "finished" if best is not None else "failed", "monitor": "val/accuracy", "host": "elsewhere"}
+        status = {
+            "state": "finished" if best is not None else "failed",
+            "monitor": "val/accuracy",
+            "host": "elsewhere",
+        }
         trial.folder.write_status(**status)
         self.draws.record_result(trial, status["state"])
 
@@ -97,7 +113,11 @@ class Fake:
 @pytest.mark.parametrize(
     ("text", "expected", "distribution"),
     [
-        ("optimizer.lr=interval(0.1,1)", Interval(0.1, 1.0, None, False), FloatDistribution(0.1, 1.0)),
+        (
+            "optimizer.lr=interval(0.1,1)",
+            Interval(0.1, 1.0, None, False),
+            FloatDistribution(0.1, 1.0),
+        ),
         (
             "optimizer.lr=tag(log,interval(0.1,1))",
             Interval(0.1, 1.0, None, True),
@@ -107,7 +127,11 @@ class Fake:
         ("model.width=range(32,7,-8)", Interval(8, 32, 8, False), IntDistribution(8, 32, step=8)),
         ("optimizer=sgd,adamw", ("sgd", "adamw"), CategoricalDistribution(("sgd", "adamw"))),
         ("optimizer=glob(*w)", ("adamw",), CategoricalDistribution(("adamw",))),
-        ("trainer.loads=[1,2],[3,4]", ("[1,2]", "[3,4]"), CategoricalDistribution(("[1,2]", "[3,4]"))),
+        (
+            "trainer.loads=[1,2],[3,4]",
+            ("[1,2]", "[3,4]"),
+            CategoricalDistribution(("[1,2]", "[3,4]")),
+        ),
     ],
 )
 def test_search_space(text: str, expected: object, distribution: BaseDistribution) -> None:
@@ -120,7 +144,8 @@ def test_search_space(text: str, expected: object, distribution: BaseDistributio
 def test_study_finds_best(tmp_path: Path) -> None:
     fake = Fake(tmp_path / "s", search_of("search=tpe", "search.num_trials=30"))
     assert len(fake.run(at_once=2)) == 30
-    assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05  # 30 draws of TPE with seed 0 on a parabola
+    # 30 draws of TPE with seed 0 on a parabola
+    assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05
 
 
 def test_study_resumed(tmp_path: Path) -> None:
@@ -137,19 +162,29 @@ def test_study_resumed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", ["all and half a line", "half", "nothing"])
 def test_study_truncated_journal(tmp_path: Path, kept: str) -> None:
     """The study learns from the ledger what was trained."""
-    seed = f"search.sampler.seed={'null' if kept == 'nothing' else 0}"  # with a seed the same is drawn again
-    space, search = "optimizer.lr=tag(log,interval(0.01,1))", search_of("search.num_trials=30", seed)
+    # with a seed the same is drawn again
+    seed = f"search.sampler.seed={'null' if kept == 'nothing' else 0}"
+    space, search = (
+        "optimizer.lr=tag(log,interval(0.01,1))",
+        search_of("search.num_trials=30", seed),
+    )
     first = Fake(tmp_path / "s", search, space)
     first.run(most=25)
     first.draws.propose(1)
     file = tmp_path / "s" / JOURNAL
     text = file.read_text()
-    file.write_text({"all and half a line": text + text[:20], "half": text[: len(text) // 2], "nothing": ""}[kept])
+    file.write_text(
+        {"all and half a line": text + text[:20], "half": text[: len(text) // 2], "nothing": ""}[
+            kept
+        ]
+    )
     for expected in ([25, 26, 27, 28, 29], []):  # the same command again has nothing left
         again = Fake(tmp_path / "s", search, space)
         assert again.run() == expected
         assert {trial.state for trial in again.ledger.trials} == {"finished"}
-        values = [trial.value for trial in again.study.trials if trial.user_attrs.get("trial") is not None]
+        values = [
+            trial.value for trial in again.study.trials if trial.user_attrs.get("trial") is not None
+        ]
         assert values == pytest.approx([rate(trial.settings) for trial in again.ledger.trials])
 
 
@@ -176,7 +211,9 @@ def test_study_repeated_draw(tmp_path: Path, at_once: int, space: str) -> None:
     assert set(fake.states) == {"COMPLETE"}
 
 
-@pytest.mark.parametrize(("space", "num_points"), [("seed=1,2,3", 3), ("optimizer.lr=range(0.25,1.1,0.25)", 4)])
+@pytest.mark.parametrize(
+    ("space", "num_points"), [("seed=1,2,3", 3), ("optimizer.lr=range(0.25,1.1,0.25)", 4)]
+)
 def test_study_of_few_points(tmp_path: Path, space: str, num_points: int) -> None:
     for num_trained in (num_points, 0):  # the same command again has nothing left
         fake = Fake(tmp_path / "s", search_of("search.num_trials=12"), space, lambda drawn: 0.5)
@@ -191,11 +228,18 @@ def test_study_failing_points(tmp_path: Path) -> None:
     search = search_of("search.num_trials=12")
     fake = Fake(tmp_path / "s", search, "name=good,bad,fails", lambda drawn: results[drawn["name"]])
     assert len(fake.run(at_once=2)) == 2
-    assert {trial.params["name"] for trial in fake.study.trials if trial.state.name == "FAIL"} == {"bad", "fails"}
+    assert {trial.params["name"] for trial in fake.study.trials if trial.state.name == "FAIL"} == {
+        "bad",
+        "fails",
+    }
 
 
 def test_pruning_after_warm_up(tmp_path: Path) -> None:
-    overrides = ["search.pruner.n_startup_trials=1", "search.pruner.n_warmup_steps=1", "search.num_trials=9"]
+    overrides = [
+        "search.pruner.n_startup_trials=1",
+        "search.pruner.n_warmup_steps=1",
+        "search.num_trials=9",
+    ]
     fake = Fake(tmp_path / "s", search_of(*overrides))
 
     def is_poor(trial: Trial, *values: float) -> bool:
@@ -225,8 +269,20 @@ def test_study_of_other_objective(tmp_path: Path, directions: Any) -> None:
 @pytest.mark.processes
 def test_search_stopped_and_resumed(tmp_path: Path) -> None:
     """A pruned trial of two workers leaves nothing behind."""
-    overrides = [*SMALL, "model.width=2", "data.train_size=40", "trainer.max_epochs=8", "trainer.devices=2"]
-    overrides += ["search=random", "search.num_trials=2", "sweep.name=study", "launcher.parallel=1", SEES % "2"]
+    overrides = [
+        *SMALL,
+        "model.width=2",
+        "data.train_size=40",
+        "trainer.max_epochs=8",
+        "trainer.devices=2",
+    ]
+    overrides += [
+        "search=random",
+        "search.num_trials=2",
+        "sweep.name=study",
+        "launcher.parallel=1",
+        SEES % "2",
+    ]
     overrides += ["optimizer.lr=tag(log,interval(0.001,0.1))"]
     # an accuracy below 1.1 is always poor
     pruner = ["search.pruner._target_=optuna.pruners.ThresholdPruner", "+search.pruner.lower=1.1"]

@@ -30,8 +30,12 @@ OWN = "+callbacks.own={_target_:tests.support.callbacks.Secretive}"
 @pytest.mark.processes
 def test_secrets_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It resumes with a URL that was signed again."""
-    shutil.make_archive(str(tmp_path / "web" / "flowers"), "zip", write_folder(tmp_path / "images", count=20))
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path / "web"))) as server:
+    shutil.make_archive(
+        str(tmp_path / "web" / "flowers"), "zip", write_folder(tmp_path / "images", count=20)
+    )
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(tmp_path / "web"))
+    ) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}/flowers.zip"
 
@@ -42,7 +46,11 @@ def test_secrets_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             return done.returncode
 
         data = ["data=image_folder", "data.image_size=16", "data.cache=cache", "data.num_workers=1"]
-        data += ["data.val_fraction=0.2", "data.test_fraction=0.2", f"data.root='zip://::{address}?sig=hunter1'"]
+        data += [
+            "data.val_fraction=0.2",
+            "data.test_fraction=0.2",
+            f"data.root='zip://::{address}?sig=hunter1'",
+        ]
         secret = [OWN, "+callbacks.own.api_token=hunter1", "+strategy.variables.HF_TOKEN=hunter1"]
         secret += ["+strategy.variables.OWN_PROXY='http://me:hunter1@h:1'"]
         secret += ["logger=[tensorboard,wandb]", "logger.wandb.offline=true"]

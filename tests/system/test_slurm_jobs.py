@@ -36,22 +36,37 @@ def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of all these tests, in one process and in one go."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
-    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None) == 0
+    assert (
+        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
+        == 0
+    )
     return folder
 
 
 @pytest.fixture(scope="module", autouse=True)
 def time_limited(request: pytest.FixtureRequest, shell: Shell) -> Submitted | None:
     """A job that reaches its limit of a minute. SLURM looks every 30 s, so it is begun first and looked at last."""
-    if not any(item.get_closest_marker("full") for item in request.session.items if item.path == request.path):
+    if not any(
+        item.get_closest_marker("full")
+        for item in request.session.items
+        if item.path == request.path
+    ):
         return None  # `make test` does not look
-    return shell.submit(*TINY, SLOW % 5, "cluster.time_min=1", "cluster.warn_s=55", on_node("n2"), "name=limited")
+    return shell.submit(
+        *TINY, SLOW % 5, "cluster.time_min=1", "cluster.warn_s=55", on_node("n2"), "name=limited"
+    )
 
 
 @pytest.fixture(scope="module")
 def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submitted]:
     """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
-    partition = ("PartitionName=grace", "Nodes=n1", "PriorityTier=1", "PreemptMode=REQUEUE", "GraceTime=60")
+    partition = (
+        "PartitionName=grace",
+        "Nodes=n1",
+        "PriorityTier=1",
+        "PreemptMode=REQUEUE",
+        "GraceTime=60",
+    )
     slurm.run("scontrol", "create", *partition)
     overrides: dict[str, tuple[str, ...]] = {
         "preempted": (on_node("n1"),),
@@ -59,14 +74,20 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
         "cancelled": (on_node("n2"),),
         "inside": (on_node("n2"), container(shell.cwd)),
     }
-    runs = {name: shell.submit(*TINY, SLOW % 4, *words, f"name={name}") for name, words in overrides.items()}
+    runs = {
+        name: shell.submit(*TINY, SLOW % 4, *words, f"name={name}")
+        for name, words in overrides.items()
+    }
     for run in runs.values():
         run.wait_for_step(1)
     slurm.sbatch("true", "--partition=high", "--nodelist=n1", "--exclusive")
     slurm.run("scancel", "--signal=USR1", runs["inside"].id)  # as SLURM warns of the time limit
     shell.jobs("cancel", runs["cancelled"].folder.path)
     for run in runs.values():
-        wait_until(lambda run=run: "requeued" in run.log or "cancelled" in run.log, f"{run.folder.path} is cut")
+        wait_until(
+            lambda run=run: "requeued" in run.log or "cancelled" in run.log,
+            f"{run.folder.path} is cut",
+        )
     return runs
 
 
@@ -88,7 +109,12 @@ def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any)
     ],
 )
 def test_requeued_job(
-    cut: dict[str, Submitted], shell: Shell, alone: RunFolder, name: str, reason: str, exactness: float
+    cut: dict[str, Submitted],
+    shell: Shell,
+    alone: RunFolder,
+    name: str,
+    reason: str,
+    exactness: float,
 ) -> None:
     """It is waited for over the requeue, and ends exactly."""
     run = cut[name]
@@ -117,7 +143,9 @@ def test_cancelled_job_requeued(cut: dict[str, Submitted], shell: Shell, alone: 
 def test_missing_gpus_in_container(shell: Shell, slurm: Slurm) -> None:
     kept = [override for override in TINY if override != "strategy=cpu"]
     python = f'cluster.setup=["export PATH={Path(sys.executable).parent}:$PATH"]'
-    run = shell.submit(*kept, "trainer.devices=1", "name=gpu", python, "cluster.container='env INSIDE=1'")
+    run = shell.submit(
+        *kept, "trainer.devices=1", "name=gpu", python, "cluster.container='env INSIDE=1'"
+    )
     run.wait(state="FAILED")
     assert slurm.show(run.id)["TresPerNode"] == "gres:gpu:1"  # which are files here
     assert slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
@@ -149,9 +177,15 @@ def test_states_of_forgotten_jobs(forgetful: Slurm, tmp_path: Path) -> None:
     killed = shell.submit(*TINY, SLOW % 60, "name=killed")
     never = shell.submit(*TINY, 'cluster.sbatch=["--begin=now+1hour"]', "name=never")
     forgetful.run("scancel", never.id)
-    wait_until(lambda: killed.folder.read_status().get("state") == "training", "training", lambda: killed.log)
+    wait_until(
+        lambda: killed.folder.read_status().get("state") == "training",
+        "training",
+        lambda: killed.log,
+    )
     os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
-    wait_until(lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more")
+    wait_until(
+        lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more"
+    )
     lines = shell.jobs("list").stdout.splitlines()
     states = dict(line.split()[:2] for line in lines[1:])
     assert states == {through.id: "completed", killed.id: "failed", never.id: "cancelled"}

@@ -22,7 +22,12 @@ from tests.support.slurm import Slurm
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2", "trainer.devices=1")
 SLURM = ("cluster=slurm", "cluster.time_min=10", "cluster.memory_gib=1")
-SWEEP = ("-m", *TINY, "seed=0,1,2", "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:1,word:kaputt}")
+SWEEP = (
+    "-m",
+    *TINY,
+    "seed=0,1,2",
+    "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:1,word:kaputt}",
+)
 
 
 def tree_of(cwd: Path) -> Path:
@@ -37,7 +42,8 @@ def states_of(cwd: Path) -> list[str]:
 
 def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
     """The same command submits the broken trial again, and no other."""
-    slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")  # no trial ends meanwhile
+    # no trial ends meanwhile
+    slurm.run("scontrol", "update", "NodeName=n1,n2", "State=DRAIN", "Reason=test")
     slurm.run(*command(*SWEEP, *SLURM), cwd=tmp_path)
     tree = tree_of(tmp_path)
     trials = [RunFolder(tree / str(number)) for number in range(3)]
@@ -52,7 +58,8 @@ def test_sweep_as_array(slurm: Slurm, tmp_path: Path) -> None:
     assert states_of(tmp_path) == ["finished", "submitted", "finished"]
     slurm.run(*wait, cwd=tmp_path, code=EXIT_FAILED)
     assert trials[0].read_summary()["test_accuracy"] is None
-    # the rest goes on here, and what is done meets the test set; with a failed seed the setting is not the best
+    # the rest goes on here, and what is done meets the test set; with a failed seed the setting is
+    # not the best
     slurm.run(*command(*SWEEP, "sweep.test=all"), cwd=tmp_path, code=1)
     table = read_json(tree / "table.json")
     tested = [trial["trial"] for trial in table["trials"] if trial["test/accuracy"] is not None]
@@ -73,10 +80,18 @@ def test_sweep_errors(slurm: Slurm, tmp_path: Path, overrides: list[str], words:
     assert not list(tmp_path.glob("outputs/*/*/*/job.json"))
 
 
-# -- searches ----------------------------------------------------------------------------------------------------------
+# -- searches --------------------------------------------------------------------------------------
 
 SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
-SEARCH = ("-m", *TINY, *SLURM, "cluster.cpus_per_worker=1", "search=random", "optimizer.lr=interval(0.01,0.1)", SLOW)
+SEARCH = (
+    "-m",
+    *TINY,
+    *SLURM,
+    "cluster.cpus_per_worker=1",
+    "search=random",
+    "optimizer.lr=interval(0.01,0.1)",
+    SLOW,
+)
 
 
 @contextlib.contextmanager
@@ -121,7 +136,9 @@ def test_search_killed_and_resumed(slurm: Slurm, tmp_path: Path) -> None:
         trials = [RunFolder(tree / str(number)) for number in range(8)]
         wait_until(lambda: trials[0].read_status().get("step", 0) > 0, "its first step")
         os.kill(trials[0].read_status()["pid"], signal.SIGKILL)
-        wait_until(lambda: "Trial 2 pruned" in printed(tmp_path), f"the pruned one: {printed(tmp_path)}")
+        wait_until(
+            lambda: "Trial 2 pruned" in printed(tmp_path), f"the pruned one: {printed(tmp_path)}"
+        )
         wait_until(lambda: all(job_of(trial) for trial in trials[3:5]), "the next jobs")
         killed.send_signal(signal.SIGKILL)
     before = {trial.path: job_of(trial) for trial in trials}

@@ -28,13 +28,20 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
     folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None) == 0
+    assert (
+        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
+        == 0
+    )
     return folder
 
 
-def test_three_tasks_of_two_nodes(slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any) -> None:
+def test_three_tasks_of_two_nodes(
+    slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
+) -> None:
     task = command(*SMALL, "trainer.loads=[3,1,1]", "strategy.interface=eth0")
-    slurm.run("srun", "--nodes=2", "--ntasks=3", *task, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)})
+    slurm.run(
+        "srun", "--nodes=2", "--ntasks=3", *task, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)}
+    )
     assert latest(tmp_path).read_summary()["workers"] == 3
     largest = difference(alone, latest(tmp_path))
     figure(f"largest difference {largest:.1e}")
@@ -57,17 +64,34 @@ print(os.environ["SLURM_PROCID"], os.environ["CUDA_VISIBLE_DEVICES"], found)
     ("options", "visible", "num_local", "gpus"),
     [
         (["--ntasks=4", "--gpus-per-task=1"], ["0", "1", "0", "1"], [2] * 4, ["(0, 0)"] * 4),
-        (["--ntasks=4", "--gpus-per-node=2", "--gpu-bind=single:1"], ["0", "1", "0", "1"], [2] * 4, ["(0, 0)"] * 4),
+        (
+            ["--ntasks=4", "--gpus-per-node=2", "--gpu-bind=single:1"],
+            ["0", "1", "0", "1"],
+            [2] * 4,
+            ["(0, 0)"] * 4,
+        ),
         (["--ntasks=4", "--gpus-per-node=2"], ["0,1"] * 4, [2] * 4, ["(0, 1)"] * 4),
-        (["--ntasks=3", "--gpus-per-task=1"], ["0", "1", "0"], [2, 2, 1], ["(0, 0)", "(0, 0)", "(0,)"]),
+        (
+            ["--ntasks=3", "--gpus-per-task=1"],
+            ["0", "1", "0"],
+            [2, 2, 1],
+            ["(0, 0)", "(0, 0)", "(0,)"],
+        ),
     ],
     ids=["per task", "bound", "shared", "unequal nodes"],
 )
 def test_gpus_of_tasks(
-    slurm: Slurm, tmp_path: Path, options: list[str], visible: list[str], num_local: list[int], gpus: list[str]
+    slurm: Slurm,
+    tmp_path: Path,
+    options: list[str],
+    visible: list[str],
+    num_local: list[int],
+    gpus: list[str],
 ) -> None:
     per_node = [] if "--ntasks=3" in options else ["--ntasks-per-node=2"]
-    done = slurm.run("srun", "--nodes=2", *per_node, *options, sys.executable, "-c", FINDS, cwd=tmp_path)
+    done = slurm.run(
+        "srun", "--nodes=2", *per_node, *options, sys.executable, "-c", FINDS, cwd=tmp_path
+    )
     expected = [
         f"{rank} {shown} Workers(world_size={len(visible)}, num_local={local}, num_nodes=2, gpus={of_node})"
         for rank, (shown, local, of_node) in enumerate(zip(visible, num_local, gpus, strict=True))
@@ -87,7 +111,9 @@ HOLD = f"{shlex.join([sys.executable, '-c', HOLDER])} &\nuntil [ -e taken ]; do 
 
 def test_free_port_of_prepared_run(slurm: Slurm, alone: RunFolder, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "strategy.interface=eth0"])
-    task = shlex.join([sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"])
+    task = shlex.join(
+        [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
+    )
     job = slurm.sbatch(f"{HOLD}\nsrun {task}", "--nodes=2", cwd=tmp_path)
     assert slurm.wait(job) == "COMPLETED", (tmp_path / f"slurm-{job}.out").read_text()
     assert folder.read_summary()["workers"] == 2
@@ -99,7 +125,13 @@ def test_free_port_of_prepared_run(slurm: Slurm, alone: RunFolder, tmp_path: Pat
 
 
 RECIPE = (
-    *("data=list", "data.split_column=split", "data.image_size=8", "model.width=2", "trainer.precision=float64"),
+    *(
+        "data=list",
+        "data.split_column=split",
+        "data.image_size=8",
+        "model.width=2",
+        "trainer.precision=float64",
+    ),
     *("trainer.max_epochs=2", "global_batch_size=5", "strategy=cpu"),
 )
 
@@ -110,7 +142,9 @@ def shell(slurm: Slurm, tmp_path: Path) -> Shell:
 
 
 def test_variable_missing_on_node(shell: Shell, tmp_path: Path) -> None:
-    run = shell.submit(*RECIPE, f"data.file={write_listed(tmp_path)}", "data.copy_to=$NO_SUCH_DISK/copies")
+    run = shell.submit(
+        *RECIPE, f"data.file={write_listed(tmp_path)}", "data.copy_to=$NO_SUCH_DISK/copies"
+    )
     run.wait(state="FAILED")
     assert shell.slurm.show(run.id)["ExitCode"] == f"{EXIT_CONFIG}:0"
     reason = RunFolder(run.folder.path).read_status()["reason"]

@@ -24,13 +24,16 @@ def assert_nothing_alive(pids: list[int]) -> None:
 
 # SIGTERM and SIGINT to the parent are in the chain below
 @pytest.mark.parametrize(
-    ("number", "target"), [(signal.SIGINT, "rank 0"), (signal.SIGUSR1, "rank 1"), (signal.SIGHUP, "parent")]
+    ("number", "target"),
+    [(signal.SIGINT, "rank 0"), (signal.SIGUSR1, "rank 1"), (signal.SIGHUP, "parent")],
 )
 def test_signal_to_anyone(tmp_path: Path, number: signal.Signals, target: str) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
         run.wait_for_step(2)
         workers = run.workers()
-        os.kill({"parent": run.process.pid, "rank 0": workers[0], "rank 1": workers[1]}[target], number)
+        os.kill(
+            {"parent": run.process.pid, "rank 0": workers[0], "rank 1": workers[1]}[target], number
+        )
         assert run.exit_code() == EXIT_STOPPED
         assert_nothing_alive(workers)
         status = run.folder.read_status()
@@ -53,13 +56,19 @@ def test_nohup(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("hook", "step", "code"), [("on_train_start", 0, EXIT_STOPPED), ("on_test_start", 10, 0)], ids=["training", "test"]
+    ("hook", "step", "code"),
+    [("on_train_start", 0, EXIT_STOPPED), ("on_test_start", 10, 0)],
+    ids=["training", "test"],
 )
-def test_signal_to_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, step: int, code: int) -> None:
+def test_signal_to_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str, step: int, code: int
+) -> None:
     """Lightning's own handler would wait there for the other rank, which does not come."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     settings = f"_target_:tests.support.callbacks.SendsSignal,hook:{hook},step:{step},rank:1,number:SIGTERM"
-    with training(tmp_path, *SMALL, "trainer.devices=2", f"+callbacks.terminated={{{settings}}}") as run:
+    with training(
+        tmp_path, *SMALL, "trainer.devices=2", f"+callbacks.terminated={{{settings}}}"
+    ) as run:
         assert run.exit_code() == code, run.log.read_text()
         assert (run.folder.path / "signalled").exists()
 
@@ -73,7 +82,12 @@ def test_time_limit(tmp_path: Path) -> None:
 
 def test_stops_and_resumes(tmp_path: Path, figure: Any) -> None:
     """By SIGTERM, SIGINT, kill -9 and the STOP file; the last part runs to the end."""
-    recipe = [*SMALL, "data.train_size=150", "trainer.max_epochs=15", "trainer.accumulate_grad_batches=2"]
+    recipe = [
+        *SMALL,
+        "data.train_size=150",
+        "trainer.max_epochs=15",
+        "trainer.accumulate_grad_batches=2",
+    ]
     alone = trained(tmp_path / "alone", recipe)
     chain = tmp_path / "chain"
     chain.mkdir()
@@ -98,4 +112,5 @@ def test_stops_and_resumes(tmp_path: Path, figure: Any) -> None:
     worst = difference(alone, folder)
     figure(f"cut at steps {steps}, largest difference to one process {worst:.1e}")
     assert worst <= 1e-12
-    assert [int(row["epoch"]) for row in folder.read_metrics()] == list(range(1, 16))  # each validated once
+    # each validated once
+    assert [int(row["epoch"]) for row in folder.read_metrics()] == list(range(1, 16))

@@ -19,7 +19,17 @@ from tests.support.harness import (
     wait_until,
     write_run,
 )
-from tests.support.sweeps import TINY, overlap, processes_of, run, seen, started, table_of, tree_of, trials_of
+from tests.support.sweeps import (
+    TINY,
+    overlap,
+    processes_of,
+    run,
+    seen,
+    started,
+    table_of,
+    tree_of,
+    trials_of,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -34,15 +44,24 @@ def test_eight_trials_on_two_cores(tmp_path: Path) -> None:
     facts = [seen(folder) for folder in folders]
     assert [each["threads"] for each in facts] == [len(each["cores"]) for each in facts]
     assert len({each["parent"] for each in facts}) == 1  # which has imported torch once for all
-    beside = [(one, other) for one, other in itertools.combinations(facts, 2) if overlap(one, other)]
+    beside = [
+        (one, other) for one, other in itertools.combinations(facts, 2) if overlap(one, other)
+    ]
     assert beside
     assert not any(set(one["cores"]) & set(other["cores"]) for one, other in beside)
     table = table_of(tmp_path)
     # the test set is for the chosen setting alone, and for all of its seeds
-    tested = {trial["trial"]: trial["test/accuracy"] for trial in table["trials"] if trial["test/accuracy"] is not None}
+    tested = {
+        trial["trial"]: trial["test/accuracy"]
+        for trial in table["trials"]
+        if trial["test/accuracy"] is not None
+    }
     assert list(tested) == table["best_trials"] == table["groups"][0]["trials"]
     each = itertools.product((0.01, 0.1), range(4))
-    alone = [write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"]) for lr, seed in each]
+    alone = [
+        write_run(tmp_path / f"{lr} {seed}", [*TINY, f"optimizer.lr={lr}", f"seed={seed}"])
+        for lr, seed in each
+    ]
     train_all(alone, 1)
     assert max(difference(one, other) for one, other in zip(alone, folders, strict=True)) <= 1e-12
     best, known = (runs[table["best_trials"][0]] for runs in (folders, alone))
@@ -56,11 +75,21 @@ def test_tested_trials_of_two_commands(tmp_path: Path) -> None:
         (["optimizer.lr=0.0000001"], [0]),
         (["optimizer.lr=0.0000001", "sweep.test=all"], [0, 1]),
     ):
-        more = ("model.dropout=0", "trainer.max_epochs=5", "sweep.name=two", "launcher.parallel=1", *texts)
+        more = (
+            "model.dropout=0",
+            "trainer.max_epochs=5",
+            "sweep.name=two",
+            "launcher.parallel=1",
+            *texts,
+        )
         run(tmp_path, *TINY, *more, code=0)
         trials = table_of(tmp_path)["trials"]
-        assert sorted(trial["trial"] for trial in trials if trial.get("test/accuracy") is not None) == tested
-        trials_of(tmp_path)[0].update_status(state="training")  # as if it had been killed after its summary
+        assert (
+            sorted(trial["trial"] for trial in trials if trial.get("test/accuracy") is not None)
+            == tested
+        )
+        # as if it had been killed after its summary
+        trials_of(tmp_path)[0].update_status(state="training")
     assert table_of(tmp_path)["best_trials"] == [0]
 
 
@@ -72,7 +101,9 @@ def test_changed_or_locked_sweep(tmp_path: Path) -> None:
         done = run(tmp_path, *words)
     assert (done.returncode, "another process" in done.stderr) == (2, True)
     (folder,) = trials_of(tmp_path)
-    folder.config.write_text(folder.config.read_text().replace("label_smoothing: 0.1", "label_smoothing: 0.2"))
+    folder.config.write_text(
+        folder.config.read_text().replace("label_smoothing: 0.1", "label_smoothing: 0.2")
+    )
     done = run(tmp_path, *words)
     assert (done.returncode, "task.label_smoothing" in done.stderr) == (2, True)
 
@@ -116,7 +147,14 @@ def test_refused_sweep_trains_nothing(tmp_path: Path, text: str, error: str) -> 
 def test_broken_and_killed_trial(tmp_path: Path) -> None:
     """They end nothing but themselves."""
     breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt}"
-    overrides = [*TINY, "trainer.devices=2", "seed=0,1,2", breaks, SEES % "3", "trainer.max_epochs=3"]
+    overrides = [
+        *TINY,
+        "trainer.devices=2",
+        "seed=0,1,2",
+        breaks,
+        SEES % "3",
+        "trainer.max_epochs=3",
+    ]
     with started(tmp_path, *overrides, "launcher.parallel=1") as sweep:
         wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/seen.json")), "the second trial")
         folder = trials_of(tmp_path)[1]
@@ -139,7 +177,10 @@ def test_killed_sweep_resumed(tmp_path: Path) -> None:
     recipe = [*TINY, "trainer.max_epochs=4"]
     overrides = [*recipe, "sweep.test=none", "seed=0,1,2", "launcher.parallel=1", SEES % "2"]
     with started(tmp_path, *overrides) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), "an epoch of trial 1")
+        wait_until(
+            lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")),
+            "an epoch of trial 1",
+        )
         sweep.kill()
         sweep.wait()
     folders = trials_of(tmp_path)
@@ -163,10 +204,23 @@ def assert_like_uncut(cwd: Path, folder: RunFolder, *recipe: str) -> None:
 
 @pytest.mark.full
 def test_failed_and_stopped_trial_resumed(tmp_path: Path) -> None:
-    breaks = "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt,epoch:3}"
-    recipe = [*TINY, "trainer.max_epochs=5", "seed=0,1", "launcher.parallel=2", "sweep.test=none", SEES % "1", breaks]
+    breaks = (
+        "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:0,word:kaputt,epoch:3}"
+    )
+    recipe = [
+        *TINY,
+        "trainer.max_epochs=5",
+        "seed=0,1",
+        "launcher.parallel=2",
+        "sweep.test=none",
+        SEES % "1",
+        breaks,
+    ]
     with started(tmp_path, *recipe) as sweep:
-        wait_until(lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")), "an epoch of trial 1")
+        wait_until(
+            lambda: list(tmp_path.glob("outputs/*/*/1/checkpoints/last.ckpt")),
+            "an epoch of trial 1",
+        )
         trials_of(tmp_path)[1].request_stop("dull")
         out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 1, out
@@ -183,11 +237,17 @@ def test_failed_and_stopped_trial_resumed(tmp_path: Path) -> None:
 def test_ctrl_c_twice(tmp_path: Path) -> None:
     with started(tmp_path, *TINY, "trainer.max_epochs=20", "seed=0,1", SEES % "3600") as sweep:
         facts = "outputs/*/*/*/seen.json"
-        wait_until(lambda: ["sleeps" in path.read_text() for path in tmp_path.glob(facts)] == [True] * 2, "both sleep")
+        wait_until(
+            lambda: ["sleeps" in path.read_text() for path in tmp_path.glob(facts)] == [True] * 2,
+            "both sleep",
+        )
         sweep.send_signal(signal.SIGINT)
         time.sleep(1)
         assert sweep.poll() is None  # its trials are in the middle of something
         sweep.send_signal(signal.SIGINT)
         out, _ = sweep.communicate(timeout=PATIENCE_S)
     assert sweep.returncode == 130, out
-    wait_until(lambda: not any(processes_of(folder) for folder in trials_of(tmp_path)), "the end of them all")
+    wait_until(
+        lambda: not any(processes_of(folder) for folder in trials_of(tmp_path)),
+        "the end of them all",
+    )

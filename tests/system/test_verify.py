@@ -11,10 +11,19 @@ from tests.support.harness import ROOT
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 PLANTED = "tests.support.planted"
 DATASETS = {"train": 48, "val": 12, "test": 12}
-SMALL = ("data=synthetic", "data.image_size=8", "data.train_size=200", "global_batch_size=12", "eval_batch_size=60")
+SMALL = (
+    "data=synthetic",
+    "data.image_size=8",
+    "data.train_size=200",
+    "global_batch_size=12",
+    "eval_batch_size=60",
+)
 SAMPLES = (
     *("data=dataset", "data.num_workers=1", "global_batch_size=12", "model.width=2"),
-    *(f"+data.{split}={{_target_:{PLANTED}.DrawsByItself,count:{count}}}" for split, count in DATASETS.items()),
+    *(
+        f"+data.{split}={{_target_:{PLANTED}.DrawsByItself,count:{count}}}"
+        for split, count in DATASETS.items()
+    ),
 )
 NET = ("+model.hidden=3",)
 
@@ -43,7 +52,11 @@ def verified(*overrides: str) -> tuple[int, str]:
             id="a mean over the shard",
         ),
         pytest.param(
-            [*SMALL, "model.width=2", f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:sum}}"],
+            [
+                *SMALL,
+                "model.width=2",
+                f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:sum}}",
+            ],
             r"3 workers, shards 3:1:2: (val|test)/odd differs by \S+: no step of the training differs",
             id="a mean of means",
         ),
@@ -75,13 +88,20 @@ def test_planted_mistake(overrides: list[str], expected: str) -> None:
     assert re.search(expected, text, re.MULTILINE), text
 
 
-PROBE = ("experiment=probe", "data=synthetic", "data.train_size=24", "model=timm", "model.name=test_resnet")
+PROBE = (
+    "experiment=probe",
+    "data=synthetic",
+    "data.train_size=24",
+    "model=timm",
+    "model.name=test_resnet",
+)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        [*SMALL, "model.width=2", "data.train_size=24"],  # 2 steps: cut after the last one of an epoch
+        # 2 steps: cut after the last one of an epoch
+        [*SMALL, "model.width=2", "data.train_size=24"],
         [*PROBE, "model.pretrained=false", "data.image_size=32"],
     ],
 )
@@ -101,7 +121,9 @@ def test_exact(overrides: list[str]) -> None:
         ),
     ],
 )
-def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(name: str, code: int, expected: str) -> None:
+def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(
+    name: str, code: int, expected: str
+) -> None:
     found, text = verified("--bits", *SMALL, *NET, f"model._target_={PLANTED}.{name}")
     assert found == code, text
     assert re.search(expected, text), text
@@ -112,7 +134,11 @@ def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(name: str, co
     [
         ([*SMALL, *NET, f"model._target_={PLANTED}.Untracked"], "has track_running_stats=False"),
         (
-            [*SMALL, "model.width=2", f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:mean}}"],
+            [
+                *SMALL,
+                "model.width=2",
+                f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:mean}}",
+            ],
             "task.metrics.odd: AveragesBatches averages its state 'total' over the workers",
         ),
         (["resume=outputs/x"], "resume=outputs/x"),

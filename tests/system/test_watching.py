@@ -31,7 +31,9 @@ TRAINED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float = NOW, **status: Any) -> RunFolder:
+def run(
+    path: Path, *overrides: str, config: str = "seed: 0\n", started: float = NOW, **status: Any
+) -> RunFolder:
     """A run folder as a training leaves it, with these facts changed; no status where its state is None."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
@@ -40,7 +42,8 @@ def run(path: Path, *overrides: str, config: str = "seed: 0\n", started: float =
     folder.lock_file.touch()
     if status.get("state", "") is not None:
         status = TRAINED | {"started": started, "updated": time.time()} | status
-        (path / "status.json").write_text(json.dumps(status))  # not synced to the disk, which takes time
+        # not synced to the disk, which takes time
+        (path / "status.json").write_text(json.dumps(status))
     os.utime(folder.config, (started, started))
     return folder
 
@@ -68,7 +71,9 @@ class Said:
     @property
     def rows(self) -> dict[str, str]:
         """Name and value of the rows of a status."""
-        return dict(re.split(r"  +", line, maxsplit=1) for line in self.out.splitlines() if "  " in line)
+        return dict(
+            re.split(r"  +", line, maxsplit=1) for line in self.out.splitlines() if "  " in line
+        )
 
 
 @pytest.fixture
@@ -113,7 +118,9 @@ def test_status_of_latest(tmp_path: Path, lockstep: Any) -> None:
         (("stopped", "failed", "pruned", "no signal"), "try again", RESUME),
     ],
 )
-def test_status_next_command(tmp_path: Path, lockstep: Any, states: Sequence[str], name: str, words: str) -> None:
+def test_status_next_command(
+    tmp_path: Path, lockstep: Any, states: Sequence[str], name: str, words: str
+) -> None:
     folder = run(tmp_path / "my run")
     for state in states:
         folder.write_status(**TRAINED | {"state": state, "host": "another machine"})
@@ -139,9 +146,29 @@ def test_status_reason(tmp_path: Path, lockstep: Any) -> None:
 @pytest.fixture
 def four(tmp_path: Path) -> Path:
     root = tmp_path / "outputs"
-    run(root / "day" / "10_a", "model.width=8", "optimizer.lr=0.1", started=NOW, best=0.5, epoch_s=2.0)
-    run(root / "day" / "11_b", "model.width=8", "optimizer.lr=0.2", started=NOW + 9, best=0.75, state="failed")
-    c = {"state": "stopped", "device": "NVIDIA H100", "epoch": 2, "best": 0.25, "metrics": {"val/accuracy": 0.25}}
+    run(
+        root / "day" / "10_a",
+        "model.width=8",
+        "optimizer.lr=0.1",
+        started=NOW,
+        best=0.5,
+        epoch_s=2.0,
+    )
+    run(
+        root / "day" / "11_b",
+        "model.width=8",
+        "optimizer.lr=0.2",
+        started=NOW + 9,
+        best=0.75,
+        state="failed",
+    )
+    c = {
+        "state": "stopped",
+        "device": "NVIDIA H100",
+        "epoch": 2,
+        "best": 0.25,
+        "metrics": {"val/accuracy": 0.25},
+    }
     run(root / "day" / "12_c", "model.width=8", "seed=3", started=NOW + 5, **c)
     run(root / "day" / "13_d", "model.width=16", state=None, started=NOW + 1)
     (root / "latest").symlink_to("day/11_b")
@@ -188,9 +215,16 @@ def two(tmp_path: Path) -> tuple[RunFolder, RunFolder]:
     text = "seed: {}\noptimizer:\n  lr: {}\n  betas: [0.9, {}]\nmodel: {{_target_: M, width: 8}}\n"
     text += "logger: {{wandb: {{api_key: {}}}}}\n"
     a = run(
-        tmp_path / "a", config=text.format(0, 0.1, 0.99, "http://x/token"), metrics={"val/loss": 0.5, "test/loss": 9}
+        tmp_path / "a",
+        config=text.format(0, 0.1, 0.99, "http://x/token"),
+        metrics={"val/loss": 0.5, "test/loss": 9},
     )
-    b = run(tmp_path / "b", config=text.format(0, 1e-4, 0.95, "null") + "extra: true\n", state="stopped", best=0.5)
+    b = run(
+        tmp_path / "b",
+        config=text.format(0, 1e-4, 0.95, "null") + "extra: true\n",
+        state="stopped",
+        best=0.5,
+    )
     a.write_summary({"test_accuracy": 0.75, "test_loss": 1, "epochs": 4})
     return a, b
 
@@ -215,7 +249,9 @@ def test_compare_settings_and_results(two: Any, lockstep: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"], ids=range(4)
+    "text",
+    ["a: [\n", "- 1\n", "x: [{? [1, 2]: 3}]\n", "a: " + "[" * 5000 + "]" * 5000 + "\n"],
+    ids=range(4),
 )
 def test_compare_damaged_configuration(two: Any, lockstep: Any, text: str) -> None:
     two[1].config.write_text(text)
@@ -224,7 +260,9 @@ def test_compare_damaged_configuration(two: Any, lockstep: Any, text: str) -> No
     assert "b/config.yaml" in said.err
 
 
-@pytest.mark.parametrize(("words", "error"), [(("a", "nowhere"), "nowhere"), (("a",), "two or more")])
+@pytest.mark.parametrize(
+    ("words", "error"), [(("a", "nowhere"), "nowhere"), (("a",), "two or more")]
+)
 def test_compare_errors(two: Any, lockstep: Any, words: tuple[str, ...], error: str) -> None:
     said = lockstep("compare", *words)
     assert (said.code, said.out) == (2, "")
@@ -240,22 +278,40 @@ def write_run(path: Path, state: str) -> RunFolder:
     folder = RunFolder(path)
     folder.config.touch()
     losses = enumerate((0.9, 0.5, 0.7), 1)
-    rows: list[dict[str, Any]] = [{"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": loss} for n, loss in losses]
+    rows: list[dict[str, Any]] = [
+        {"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": loss} for n, loss in losses
+    ]
     write_rows(folder.metrics, rows)
     metrics = {"l2": 1e-3, "test/loss": 0.6}
     if state != "finished":  # the last epoch of a finished run may have no validation
         metrics["val/loss"] = 0.7
-    folder.write_status(state=state, epoch=3, max_epochs=3, monitor="val/loss", mode="min", best=0.5, metrics=metrics)
+    folder.write_status(
+        state=state,
+        epoch=3,
+        max_epochs=3,
+        monitor="val/loss",
+        mode="min",
+        best=0.5,
+        metrics=metrics,
+    )
     if state == "finished":
         folder.write_summary({"best": 0.5, "test_loss": 0.6})
     return folder
 
 
-@pytest.mark.parametrize(("state", "epoch", "l2", "loss"), [("finished", 2, 1e-2, 0.5), ("stopped", 3, 1e-3, 0.7)])
-def test_metrics_of_one_epoch(tmp_path: Path, state: str, epoch: int, l2: float, loss: float) -> None:
+@pytest.mark.parametrize(
+    ("state", "epoch", "l2", "loss"), [("finished", 2, 1e-2, 0.5), ("stopped", 3, 1e-3, 0.7)]
+)
+def test_metrics_of_one_epoch(
+    tmp_path: Path, state: str, epoch: int, l2: float, loss: float
+) -> None:
     folder = write_run(tmp_path / "run", state)
     compared = dict(outcomes([folder]))
-    assert (compared["metrics_epoch"], compared["l2"], compared["val/loss"]) == ([epoch], [l2], [loss])
+    assert (compared["metrics_epoch"], compared["l2"], compared["val/loss"]) == (
+        [epoch],
+        [l2],
+        [loss],
+    )
     (listed,) = all_runs(Watched(tmp_path, scan_every_s=0.0))
     assert (listed.value("metrics_epoch"), listed.value("l2")) == (epoch, l2)
     assert (Run(folder.path)["metrics_epoch"], Run(folder.path)["l2"]) == (epoch, l2)

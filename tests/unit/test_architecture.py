@@ -26,7 +26,15 @@ from tests.support.harness import ROOT
 STANDARD_ONLY = {name for name in MODULES if part_of(name) == "runs"} | {"distributed.partition"}
 # commands that only read run folders
 FAST = ("runs.folder", "monitoring.status", "monitoring.table", "cluster.commands", "python.run")
-CHECKED = ("cli.main", "cli.train", "config.checks.validation", "benchmark.command", "board.command", "data", "models")
+CHECKED = (
+    "cli.main",
+    "cli.train",
+    "config.checks.validation",
+    "benchmark.command",
+    "board.command",
+    "data",
+    "models",
+)
 
 
 def test_imports_point_down_and_never_in_a_circle() -> None:
@@ -39,19 +47,39 @@ def test_imports_point_down_and_never_in_a_circle() -> None:
         if layer_of(other) >= layer_of(part_of(name))
     }
     assert not upward
-    graph = {name: {other.removeprefix("lockstep.") for other in found} & of.keys() for name, found in of.items()}
+    graph = {
+        name: {other.removeprefix("lockstep.") for other in found} & of.keys()
+        for name, found in of.items()
+    }
     graphlib.TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
     for name in STANDARD_ONLY:
-        assert {part_of(other) for other in of[name]} - {"lockstep"} <= sys.stdlib_module_names, name
-    with_hydra = {name for name, found in of.items() if {"hydra", "omegaconf"} & {*map(part_of, found)}}
+        assert {part_of(other) for other in of[name]} - {"lockstep"} <= sys.stdlib_module_names, (
+            name
+        )
+    with_hydra = {
+        name for name, found in of.items() if {"hydra", "omegaconf"} & {*map(part_of, found)}
+    }
     assert {part_of(name) for name in with_hydra - {"system.internals"}} == {"cli", "config"}
 
 
 def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
     """Deferred modules have stand-ins for their private names: libraries."""
-    ours = {node.name for path in MODULES.values() for node in _nodes(path, ast.FunctionDef, ast.ClassDef)}
-    ours |= {node.attr for path in MODULES.values() for node in _nodes(path, ast.Attribute) if _is_set(node)}
-    ours |= {ast.unparse(node.target) for path in MODULES.values() for node in _nodes(path, ast.AnnAssign)}
+    ours = {
+        node.name
+        for path in MODULES.values()
+        for node in _nodes(path, ast.FunctionDef, ast.ClassDef)
+    }
+    ours |= {
+        node.attr
+        for path in MODULES.values()
+        for node in _nodes(path, ast.Attribute)
+        if _is_set(node)
+    }
+    ours |= {
+        ast.unparse(node.target)
+        for path in MODULES.values()
+        for node in _nodes(path, ast.AnnAssign)
+    }
     named_tuple, hydra = {"_asdict", "_replace", "_fields", "_exit"}, {"_target_"}
     found = set()
     for name, path in MODULES.items():
@@ -63,8 +91,14 @@ def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
                 names = parts - {"__future__", "_typeshed"}
             else:
                 names = {node.name} if any(map(_is_override, node.decorator_list)) else set()
-            found |= {f"{name}.{part}" for part in names if part.startswith("_") and not part.endswith("__")}
-    used = {each for each in found if not each.startswith(("system.internals.", "system.libraries."))}
+            found |= {
+                f"{name}.{part}"
+                for part in names
+                if part.startswith("_") and not part.endswith("__")
+            }
+    used = {
+        each for each in found if not each.startswith(("system.internals.", "system.libraries."))
+    }
     assert used == {"system.signals._handle"}  # whose base is ours
 
 
@@ -79,7 +113,11 @@ def _parsed(path: Path) -> ast.Module:
 
 def _is_set(node: ast.Attribute) -> bool:
     """True for `self._x = ...`; a part of another library is set elsewhere."""
-    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    return (
+        isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+    )
 
 
 def _is_override(node: ast.expr) -> bool:
@@ -91,9 +129,14 @@ def test_the_promise_imports_nothing_above_it() -> None:
 
 
 def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:
-    for names, left_out in ((CHECKED, {"torch", "lightning"}), (FAST, {"torch", "hydra", "pydantic", "yaml", "numpy"})):
+    for names, left_out in (
+        (CHECKED, {"torch", "lightning"}),
+        (FAST, {"torch", "hydra", "pydantic", "yaml", "numpy"}),
+    ):
         code = f"import sys, {', '.join(f'lockstep.{name}' for name in names)}; print({left_out} & sys.modules.keys())"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        )
         assert done.stdout == "set()\n"
 
 

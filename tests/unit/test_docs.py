@@ -33,7 +33,9 @@ def test_every_link_of_a_page_has_its_file_and_its_heading() -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    listed = re.findall(r"^[\w-]+\.(?:md|ipynb)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^[\w-]+\.(?:md|ipynb)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE
+    )
     there = {path.name for path in (*DOCS, *(ROOT / "docs").glob("*.ipynb"))}
     assert len(listed) == len(set(listed))
     assert {*listed, "index.md"} == there
@@ -41,19 +43,27 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_modules_of_a_page_exist() -> None:
     folders = ("src", "tests", "benchmarks")
-    modules = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
     for page in PAGES:
         text = re.sub(r"https?://\S+", "", page.read_text())
         known = modules | files(page).keys()
         for name in re.findall(r"[\w/]+\.py\b", text):
             name = name.lstrip("/")  # of a link that begins with two dots
             is_file = any(file == name or file.endswith(f"/{name}") for file in known)
-            assert is_file or name in ("train.py", "gradient.py", "own.py", *OF_OTHERS), f"{page.name} names {name}"
+            assert is_file or name in ("train.py", "gradient.py", "own.py", *OF_OTHERS), (
+                f"{page.name} names {name}"
+            )
 
 
 def test_the_picture_of_the_architecture_is_current() -> None:
     picture = ROOT / "docs" / "images" / "architecture.svg"
-    assert picture.read_text() == architecture.drawing() + "\n", f"python -m {architecture.__name__} > {picture}"
+    assert picture.read_text() == architecture.drawing() + "\n", (
+        f"python -m {architecture.__name__} > {picture}"
+    )
 
 
 def test_the_page_of_results_is_current() -> None:

@@ -28,7 +28,9 @@ Direction = Literal["maximize", "minimize"]
 def study_of(journal: Path | None, direction: Direction) -> optuna.Study:
     storage = JournalStorage(JournalFileBackend(str(journal))) if journal else None
     sampler = optuna.samplers.RandomSampler(seed=0)
-    return optuna.create_study(study_name="study", storage=storage, direction=direction, sampler=sampler)
+    return optuna.create_study(
+        study_name="study", storage=storage, direction=direction, sampler=sampler
+    )
 
 
 def train(study: optuna.Study, num_trials: int) -> None:
@@ -54,7 +56,9 @@ def test_importances_are_those_that_optuna_computes(journal: Path, direction: Di
     searched.add_trial(searched.trials[0])  # drawn again
     alone = study_of(None, direction)
     train(alone, 40)
-    expected = get_param_importances(alone, evaluator=PedAnovaImportanceEvaluator(target_quantile=0.25))
+    expected = get_param_importances(
+        alone, evaluator=PedAnovaImportanceEvaluator(target_quantile=0.25)
+    )
     found = importance_in(journal.parent)
     assert found["num_finished"] == 40
     assert list(found["importances"]) == list(expected)

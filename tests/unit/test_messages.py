@@ -29,7 +29,9 @@ def template(node: ast.AST) -> str:
 
 
 def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def message(node: ast.AST) -> str:
@@ -39,7 +41,9 @@ def message(node: ast.AST) -> str:
             return f"[{code}] {Error('failed', *map(template, parts))}"
         case ast.Raise(exc=ast.Call(args=[text, *_])) if is_text(text):
             return template(text)
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=parts) if name in PRINTS:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=parts) if (
+            name in PRINTS
+        ):
             return " ".join(template(part) for part in parts if is_text(part))
     return template(node) if is_text(node) and TWO_WORDS.search(template(node)) else ""
 

@@ -33,8 +33,14 @@ def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     ("origin", "requirement"),
     [
         (None, "lockstep-vision>=0.1.0,<0.2"),
-        ({"url": "file:///wheels/lockstep.whl", "archive_info": {}}, "lockstep-vision @ file:///wheels/lockstep.whl"),
-        ({"url": "file:///clone", "dir_info": {"editable": True}}, "lockstep-vision @ file:///clone"),
+        (
+            {"url": "file:///wheels/lockstep.whl", "archive_info": {}},
+            "lockstep-vision @ file:///wheels/lockstep.whl",
+        ),
+        (
+            {"url": "file:///clone", "dir_info": {"editable": True}},
+            "lockstep-vision @ file:///clone",
+        ),
         (
             {"url": "https://git.example/lockstep", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
             "lockstep-vision @ git+https://git.example/lockstep@abc",
@@ -44,10 +50,14 @@ def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def test_a_project_requires_lockstep_from_its_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, requirement: str
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "distribution", {"lockstep-vision": Installed(origin)}.__getitem__)
+    monkeypatch.setattr(
+        importlib.metadata, "distribution", {"lockstep-vision": Installed(origin)}.__getitem__
+    )
     monkeypatch.setattr(lockstep, "__version__", "0.1.0")
     assert project.create(tmp_path / "roses") == requirement
-    assert f'dependencies = ["{requirement}"]' in (tmp_path / "roses" / "pyproject.toml").read_text()
+    assert (
+        f'dependencies = ["{requirement}"]' in (tmp_path / "roses" / "pyproject.toml").read_text()
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +71,11 @@ def test_a_project_requires_lockstep_from_its_origin(
     ],
 )
 def test_an_error_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, error: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    error: str,
 ) -> None:
     (tmp_path / "A-B").mkdir()
     monkeypatch.chdir(tmp_path / "A-B")

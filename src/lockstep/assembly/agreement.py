@@ -17,7 +17,8 @@ HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 def together(work: Callable[[], T]) -> T:
     """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
 
-    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times out.
+    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times
+    out.
     """
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
@@ -34,7 +35,13 @@ def together(work: Callable[[], T]) -> T:
             break
     if any(errors for *_, errors in reports):
         has_nodes = len({node for _, node, _ in reports}) > 1
-        raise ConfigError(*(each.within(node) if has_nodes else each for _, node, errors in reports for each in errors))
+        raise ConfigError(
+            *(
+                each.within(node) if has_nodes else each
+                for _, node, errors in reports
+                for each in errors
+            )
+        )
     return future.result()
 
 
@@ -47,7 +54,9 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
 
         *others, last = errors_of(error)
         text = located(str(last), error) + (f" ({remark})" if remark else "")
-        raise ConfigError(*others, Error(last.code, "", text) if text != str(last) else last) from error
+        raise ConfigError(
+            *others, Error(last.code, "", text) if text != str(last) else last
+        ) from error
 
 
 def agree(config: Config, world_size: int) -> None:

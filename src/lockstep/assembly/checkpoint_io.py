@@ -19,11 +19,13 @@ from lockstep.runs.files import atomic_file
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary name in the same folder and renames; Lightning's own goes through the system's /tmp.
 
-    A state that is both the last and the best is written twice: damage to one file leaves the other whole.
+    A state that is both the last and the best is written twice: damage to one file leaves the other
+    whole.
 
-    Files in `behind` are written by `thread`, which has one worker, from a copy in page-locked memory. A later state is
-    saved after they are: a kill costs one state at most, as without a thread. So the end of a fit waits for them, also
-    after an error. An error of the thread is raised there, or before the next state.
+    Files in `behind` are written by `thread`, which has one worker, from a copy in page-locked
+    memory. A later state is saved after they are: a kill costs one state at most, as without a
+    thread. So the end of a fit waits for them, also after an error. An error of the thread is
+    raised there, or before the next state.
     """
 
     def __init__(self, thread: Executor, behind: Collection[Path]) -> None:
@@ -62,7 +64,8 @@ def write(checkpoint: dict[str, Any], target: Path) -> None:
     except RuntimeError as error:  # torch's own, in place of the system's, which has no file name
         if isinstance(error.__context__, OSError):
             error.__context__.filename = str(target)
-        raise error from error.__context__  # the context is another one where a thread's error is raised again
+        # the context is another one where a thread's error is raised again
+        raise error from error.__context__
 
 
 def _snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -78,5 +81,7 @@ class _ToHost(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and args[0].is_cuda:
             value = args[0].detach()
-            return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+            return torch.empty_like(value, device="cpu", pin_memory=True).copy_(
+                value, non_blocking=True
+            )
         return func(*args, **(kwargs or {}))

@@ -39,21 +39,33 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
     for each in (path, *others):
         error = damage(each)
         if error is None:
-            return Chosen(each, f"{'; '.join(errors)}: using {display_path(each)} instead" if errors else "")
+            return Chosen(
+                each, f"{'; '.join(errors)}: using {display_path(each)} instead" if errors else ""
+            )
         errors.append(f"{display_path(each)} {error}")
     if not path.exists() and not others:
         return Chosen(None, "")
-    raise ConfigError(Error("damaged", "", "; ".join(errors), "restore one of them from a backup, or start a new run"))
+    raise ConfigError(
+        Error(
+            "damaged",
+            "",
+            "; ".join(errors),
+            "restore one of them from a backup, or start a new run",
+        )
+    )
 
 
 def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
     """Return the checkpoint `name`, best or last, of a run.
 
-    `option` selects another one, with {} for its name. Raises FileNotFoundError, and ValueError if it is damaged.
+    `option` selects another one, with {} for its name. Raises FileNotFoundError, and ValueError if
+    it is damaged.
     """
     path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
     if not path.exists():
-        raise FileNotFoundError(f"{display_path(path)} does not exist: has the run finished an epoch?")
+        raise FileNotFoundError(
+            f"{display_path(path)} does not exist: has the run finished an epoch?"
+        )
     if (error := damage(path)) is not None:
         other = option.format("last" if name == "best" else "best")
         raise ValueError(f"{display_path(path)} {error}: restore it from a backup, or try {other}.")
@@ -70,7 +82,11 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     if path.is_file():
         error = damage(path)
         if error is not None:
-            raise ConfigError(Error("damaged", f"init_from={init_from}", error, "use another file, or a run folder"))
+            raise ConfigError(
+                Error(
+                    "damaged", f"init_from={init_from}", error, "use another file, or a run folder"
+                )
+            )
         return path
     try:
         folder = naming.find(init_from)
@@ -83,7 +99,12 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     best = choose_checkpoint(folder, folder.best_checkpoint).path
     if best is None:
         raise ConfigError(
-            Error("missing", f"init_from={init_from}", "has no checkpoint yet", "use another run, or remove it")
+            Error(
+                "missing",
+                f"init_from={init_from}",
+                "has no checkpoint yet",
+                "use another run, or remove it",
+            )
         )
     return best
 
@@ -94,21 +115,26 @@ def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
     Keeps an earlier copy.
     """
     if checkpoint is not None and not folder.initial_weights.exists():
-        with open(checkpoint, "rb", opener=no_link) as file, atomic_file(folder.initial_weights) as kept:
+        with (
+            open(checkpoint, "rb", opener=no_link) as file,
+            atomic_file(folder.initial_weights) as kept,
+        ):
             shutil.copyfileobj(file, kept)
 
 
 def damage(path: Path) -> str | None:
     """Return how a checkpoint file is damaged, None if it is whole.
 
-    torch writes a zip archive with a checksum of every tensor, and compresses nothing: what unpacks to more than the
-    file is refused. The file is read once, nothing in it is executed.
+    torch writes a zip archive with a checksum of every tensor, and compresses nothing: what unpacks
+    to more than the file is refused. The file is read once, nothing in it is executed.
     """
     try:
         with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
             unpacked = sum(part.file_size for part in parts)
-            if unpacked > os.fstat(file.fileno()).st_size or any(part.compress_type for part in parts):
+            if unpacked > os.fstat(file.fileno()).st_size or any(
+                part.compress_type for part in parts
+            ):
                 return "is no checkpoint (compressed)"
             broken = archive.testzip()
     except FileNotFoundError:

@@ -20,10 +20,13 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.tasks.scores import MetricError, prepare_to_log
 
 
-def build_module(session: Session, images: ImageFormat, total_steps: int) -> tuple[L.LightningModule, "Companion"]:
+def build_module(
+    session: Session, images: ImageFormat, total_steps: int
+) -> tuple[L.LightningModule, "Companion"]:
     """Build the custom LightningModule, with those standard arguments that it takes, and its companion.
 
-    Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot be exact.
+    Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot
+    be exact.
     """
     config = session.config
     shape, num_classes = images.image_shape, len(images.class_names)
@@ -58,12 +61,16 @@ def build_module(session: Session, images: ImageFormat, total_steps: int) -> tup
 class Companion(L.Callback):
     """Passes shards to the dropouts of a custom module, collects the metrics that it logs, and saves its image format.
 
-    `watched` maps settings to the metrics they name: callbacks decide by them, so their values must be the same on all
-    ranks. Must be the first callback.
+    `watched` maps settings to the metrics they name: callbacks decide by them, so their values must
+    be the same on all ranks. Must be the first callback.
     """
 
     def __init__(
-        self, name: str, images: ImageFormat, dropouts: Sequence[ExactDropout], watched: dict[str, str]
+        self,
+        name: str,
+        images: ImageFormat,
+        dropouts: Sequence[ExactDropout],
+        watched: dict[str, str],
     ) -> None:
         self._name = name
         self._images = images
@@ -75,7 +82,8 @@ class Companion(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make metrics of single values, such as MeanMetric, take float64: moving them has reset that."""
-        from torchmetrics.aggregation import BaseAggregator  # costs a dozen modules that other trainings do not need
+        # costs a dozen modules that other trainings do not need
+        from torchmetrics.aggregation import BaseAggregator
 
         for part in pl_module.modules():
             if isinstance(part, BaseAggregator):
@@ -97,27 +105,43 @@ class Companion(L.Callback):
         self._validated = trainer.current_epoch
         self._collect(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
-            self._refuse_unfit([key for key, name in self._watched.items() if name.startswith("val/")])
+            self._refuse_unfit(
+                [key for key, name in self._watched.items() if name.startswith("val/")]
+            )
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect the metrics of the epoch, and drop the validation of an earlier one. Raises MetricError."""
         self._collect(trainer)
         if self._validated != trainer.current_epoch:
-            self.metrics = {name: value for name, value in self.metrics.items() if not name.startswith("val/")}
+            self.metrics = {
+                name: value for name, value in self.metrics.items() if not name.startswith("val/")
+            }
         has_validation = is_overridden("validation_step", pl_module)
-        self._refuse_unfit([key for key, name in self._watched.items() if not (has_validation and name[:4] == "val/")])
+        self._refuse_unfit(
+            [
+                key
+                for key, name in self._watched.items()
+                if not (has_validation and name[:4] == "val/")
+            ]
+        )
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._collect(trainer)
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint["image_format"] = self._images._asdict()
 
     def _collect(self, trainer: L.Trainer) -> None:
-        logged = {name: value for name, value in trainer.callback_metrics.items() if not name.endswith("_step")}
+        logged = {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if not name.endswith("_step")
+        }
         self.metrics.update({name: float(value) for name, value in logged.items()})
 
     def _refuse_unfit(self, keys: Sequence[str]) -> None:
@@ -127,7 +151,9 @@ class Companion(L.Callback):
             values = {metrics.get(name) for metrics in everywhere}
             if None in values:
                 logs = ", ".join(self.metrics) or "nothing"
-                raise MetricError(f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these")
+                raise MetricError(
+                    f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these"
+                )
             if len(values) > 1 and not all(value != value for value in values):
                 raise MetricError(
                     f"{key}={name}: {self._name} logs different values on the workers: "

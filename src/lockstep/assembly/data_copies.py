@@ -18,20 +18,34 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
     from lockstep.assembly.agreement import together
     from lockstep.distributed.collectives import gather_objects
 
-    root = section.root if section.root is not None else str(Path(section.arguments()["file"]).parent)
+    root = (
+        section.root if section.root is not None else str(Path(section.arguments()["file"]).parent)
+    )
     origin = redact(root) if section.is_remote else str(Path(root).resolve())
     key = "copy_to" if section.copy_to is not None else "cache"
     folder = Path(section.copy_to or section.arguments()["cache"]).absolute()
     setting = f"data.{key}={folder}"
     if section.target != IMAGE_LIST and folder.resolve().is_relative_to(origin):
         raise ConfigError(
-            Error("conflict", setting, f"lies inside the folder to copy, {origin}", "set it to another folder")
+            Error(
+                "conflict",
+                setting,
+                f"lies inside the folder to copy, {origin}",
+                "set it to another folder",
+            )
         )
-    copied = together(lambda: copying.copy(_files(section, root, origin), folder, setting) if is_first else None)
+    copied = together(
+        lambda: copying.copy(_files(section, root, origin), folder, setting) if is_first else None
+    )
     copies = {copied for copied in gather_objects(copied) if copied is not None}
     if len(copies) > 1:
         raise ConfigError(
-            Error("changed", origin, "changed while one node after the other copied it", "delete its copies")
+            Error(
+                "changed",
+                origin,
+                "changed while one node after the other copied it",
+                "delete its copies",
+            )
         )
     local = folder / copies.pop()[0]
     return section.model_copy(update={"root": str(local)}), f"{local} is the copy of {origin}"
@@ -46,7 +60,10 @@ def _files(section: Data, root: str, origin: str) -> copying.Files:
 
         table = files_of(section).table
         files = real_names(table.folder, table.names, table.states)
-        paths = {os.path.normpath(name): f"{origin}/{file}" for name, file in zip(table.names, files, strict=True)}
+        paths = {
+            os.path.normpath(name): f"{origin}/{file}"
+            for name, file in zip(table.names, files, strict=True)
+        }
         return copying.Files(origin, LocalFileSystem(), paths, table.digest, table.digest)
     with copying.explain_errors(f"data.root={origin} cannot be listed"):
         system, found = copying.list_files(root)
@@ -54,7 +71,9 @@ def _files(section: Data, root: str, origin: str) -> copying.Files:
         from lockstep.data.sources.lists import listed_names
 
         arguments = section.arguments()
-        wanted = set(map(os.path.normpath, listed_names(arguments["file"], arguments["path_column"])))
+        wanted = set(
+            map(os.path.normpath, listed_names(arguments["file"], arguments["path_column"]))
+        )
     else:
         print_unread(f"data.root={origin}", list(map(os.path.basename, found)))
         wanted = set(filter(is_image, found))

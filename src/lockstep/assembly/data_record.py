@@ -25,9 +25,11 @@ from lockstep.system.wording import join_names, plural
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
-Record = dict[str, Any]  # class_names; names and targets of each split; groups, if known; contents, if images are files
+# class_names; names and targets of each split; groups, if known; contents, if images are files
+Record = dict[str, Any]
 Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
-NUM_HASHED = 1000  # files: of other images, each differs; sizes show the single ones that were replaced
+# files: of other images, each differs; sizes show the single ones that were replaced
+NUM_HASHED = 1000
 SPLITS = ("train", "val", "test")
 PART = 4096  # bytes at the start, in the middle and at the end of a file: a page of a disk each
 NUM_THREADS = 16  # which wait for a network
@@ -65,7 +67,9 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
                 f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
             )
         if here.config.changed_data == "refuse":
-            raise ValueError(f"{text}. Restore the data, or add changed_data=accept to use them as they are now")
+            raise ValueError(
+                f"{text}. Restore the data, or add changed_data=accept to use them as they are now"
+            )
         print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)
 
     together(work)
@@ -77,7 +81,9 @@ def record_of(images: Splits) -> dict[str, Any]:
     for split, part in parts.items():
         record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
     if any(part.groups is not None for part in parts.values()):
-        record["groups"] = {split: list(map(str, part.groups or ())) for split, part in parts.items()}
+        record["groups"] = {
+            split: list(map(str, part.groups or ())) for split, part in parts.items()
+        }
     if images.files is not None:
         sizes, hashes = contents_of(images.files)
         names = [name for part in parts.values() for name in part.names]
@@ -93,21 +99,28 @@ def _write(run: RunFolder, record: dict[str, Any]) -> None:
 def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     """Compare images with those of a run, by name and contents.
 
-    Returns None if they are its own, which may have changed and are left to `compare`: all names are the same, and at
-    most half of the files have other contents; or if they were not recorded.
+    Returns None if they are its own, which may have changed and are left to `compare`: all names
+    are the same, and at most half of the files have other contents; or if they were not recorded.
     """
     before = read(run)
     if before is None:
         return None
     known, now = _contents(before), contents_of(table)
-    names, trained, compared = {*table.names}, {*before["train"]["names"]}, known[1].keys() & now[1].keys()
+    names, trained, compared = (
+        {*table.names},
+        {*before["train"]["names"]},
+        known[1].keys() & now[1].keys(),
+    )
     replaced = _replaced_names(known, now)
     if 2 * len(replaced & compared) > len(compared):
         trained &= compared  # of the others only the sizes are the same
     elif names == _named_rows(before).keys():
         contents = "most contents" if replaced else "contents"
         basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
-        print(f"{table.setting} is taken for the data of the run: its images have the same {basis}", flush=True)
+        print(
+            f"{table.setting} is taken for the data of the run: its images have the same {basis}",
+            flush=True,
+        )
         return None
     num_trained = len({*before["train"]["names"]})
     return Overlap(num_trained, sorted(trained & names - replaced), sorted(replaced))
@@ -115,12 +128,17 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
 
 def differences(before: Record, now: Record) -> list[str]:
     """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
-    if all(before[key] == now[key] for key in before.keys() & now.keys()):  # of old runs contents and groups lack
+    # of old runs contents and groups lack
+    if all(before[key] == now[key] for key in before.keys() & now.keys()):
         return []
     found: list[str] = []
     old_classes, classes = before["class_names"], now["class_names"]
     if old_classes != classes:
-        pairs = [f"{old} is now {new}" for old, new in zip(old_classes, classes, strict=False) if old != new]
+        pairs = [
+            f"{old} is now {new}"
+            for old, new in zip(old_classes, classes, strict=False)
+            if old != new
+        ]
         counts = f"{plural(len(old_classes), 'class', 'classes')}, now {len(classes)}"
         found.append(f"classes in their order: {join_names(pairs) or counts}")
     old_rows, rows = _named_rows(before), _named_rows(now)
@@ -131,10 +149,16 @@ def differences(before: Record, now: Record) -> list[str]:
         "removed": [name for name in old_rows if name not in rows],
         "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
         "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
-        "with another group": [name for name in both if old_rows[name][2] not in (None, rows[name][2])],
+        "with another group": [
+            name for name in both if old_rows[name][2] not in (None, rows[name][2])
+        ],
         "with other contents": [name for name in both if name in replaced],
     }
-    found += [f"{plural(len(names), 'image')} {kind}, such as {names[0]}" for kind, names in kinds.items() if names]
+    found += [
+        f"{plural(len(names), 'image')} {kind}, such as {names[0]}"
+        for kind, names in kinds.items()
+        if names
+    ]
     return found or ["the order of its images, or how often one is listed"]
 
 
@@ -161,15 +185,21 @@ def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
 def contents_of(table: "ImageTable") -> Contents:
     """Read parts of NUM_HASHED files, the same of a data set and most of a part of it; those that can be read."""
     sizes = dict(zip(table.names, table.states[:, 0].tolist(), strict=True))
-    chosen = heapq.nsmallest(NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name))
+    chosen = heapq.nsmallest(
+        NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name)
+    )
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         hashes = pool.map(lambda name: _hash(f"{table.folder}/{name}", sizes[name]), chosen)
-        return sizes, {name: code for name, code in zip(chosen, hashes, strict=True) if code is not None}
+        return sizes, {
+            name: code for name, code in zip(chosen, hashes, strict=True) if code is not None
+        }
 
 
 def _hash(path: str, size: int) -> str | None:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        parts = [os.pread(file.fileno(), PART, max(0, at)) for at in (0, (size - PART) // 2, size - PART)]
+        parts = [
+            os.pread(file.fileno(), PART, max(0, at)) for at in (0, (size - PART) // 2, size - PART)
+        ]
         return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
     return None
 
@@ -184,7 +214,9 @@ def _contents(record: Record) -> Contents:
 def _replaced_names(before: Contents, now: Contents) -> set[str]:
     """Return the names of files that are known to have other contents."""
     pairs = zip(before, now, strict=True)
-    return {name for old, new in pairs for name in old.keys() & new.keys() if old[name] != new[name]}
+    return {
+        name for old, new in pairs for name in old.keys() & new.keys() if old[name] != new[name]
+    }
 
 
 def read(run: RunFolder) -> Record | None:

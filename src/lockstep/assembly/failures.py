@@ -23,5 +23,9 @@ def explain(error: Exception, folder: RunFolder, world: World) -> str | None:
         return f"{what}\n{ADVICE}\n\n{samples}"
     if isinstance(error.__cause__ or error, BdbQuit):
         is_alone = world.world_size == 1
-        return "the debugger was quit" if is_alone else "breakpoint() needs a run of one worker: set trainer.devices=1"
+        return (
+            "the debugger was quit"
+            if is_alone
+            else "breakpoint() needs a run of one worker: set trainer.devices=1"
+        )
     return explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")

@@ -1,7 +1,8 @@
 """Features of a frozen network: computed once for each image, by all workers, and kept in the cache of the images.
 
-A network, with its weights and precision, has a file `<cache>/features-<name>-<hash>.npy` with a record for each image:
-the digest of its pixels as the network sees them, and the input of the head. Images that it lacks are added to it.
+A network, with its weights and precision, has a file `<cache>/features-<name>-<hash>.npy` with a
+record for each image: the digest of its pixels as the network sees them, and the input of the head.
+Images that it lacks are added to it.
 """
 
 import contextlib
@@ -62,20 +63,27 @@ class FrozenFeatures(L.Callback):
         """Serve features in float32 to what comes after a training in another precision."""
         end_training_precision(trainer, pl_module)
         if self._here.precision not in ("float32", "float64"):
-            self._serve(trainer, pl_module, replace(self._here, precision="float32"), ("val", "test"))
+            self._serve(
+                trainer, pl_module, replace(self._here, precision="float32"), ("val", "test")
+            )
 
     @torch.no_grad()
-    def _serve(self, trainer: L.Trainer, module: L.LightningModule, here: Session, names: Iterable[str]) -> None:
+    def _serve(
+        self, trainer: L.Trainer, module: L.LightningModule, here: Session, names: Iterable[str]
+    ) -> None:
         """Compute the features that the cache lacks; a stop keeps those that were computed.
 
-        Raises ConfigError on all ranks if the data, the batches, the network or the cache do not allow it.
+        Raises ConfigError on all ranks if the data, the batches, the network or the cache do not
+        allow it.
         """
         config, data = here.config, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
         pixels = {name: data.splits.parts[name].pixels for name in names}
         if any(map(makes_targets, pixels.values())):
-            raise _refusal(f"computes features once, and {config.data.target} may draw each sample at random")
+            raise _refusal(
+                f"computes features once, and {config.data.target} may draw each sample at random"
+            )
         if config.optimizer.is_newton and data.steps_per_epoch > 1:
             raise ConfigError(
                 Error(
@@ -89,19 +97,33 @@ class FrozenFeatures(L.Callback):
             broadcast([*module.parameters(), *module.buffers()])
         record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
         path, digests = _path(here, module), _digests(here, pixels)
-        places = {digest: (pixels[name], row) for name, part in digests.items() for row, digest in enumerate(part)}
+        places = {
+            digest: (pixels[name], row)
+            for name, part in digests.items()
+            for row, digest in enumerate(part)
+        }
         callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)  # lockstep verify has none
+        # lockstep verify has none
+        stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)
         with contextlib.ExitStack() as held:
-            _on_disk(path, lambda path: held.enter_context(_lock(path)) if here.rank == 0 else None, None)
+            _on_disk(
+                path, lambda path: held.enter_context(_lock(path)) if here.rank == 0 else None, None
+            )
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
             missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
             if missing:
                 requested = partial(stop.request, trainer) if stop else int
                 fresh, request = _compute(here, module, places, missing, record, path, requested)
                 is_writer = here.local_rank == 0
-                _on_disk(path, lambda path: _write(path, np.concatenate([table, fresh])) if is_writer else None, None)
-                if stop and request:  # without a checkpoint: that of a resumed run is not loaded completely
+                _on_disk(
+                    path,
+                    lambda path: (
+                        _write(path, np.concatenate([table, fresh])) if is_writer else None
+                    ),
+                    None,
+                )
+                # without a checkpoint: that of a resumed run is not loaded completely
+                if stop and request:
                     raise stop.stopped(request)
                 table = _on_disk(path, lambda path: _read(path, record), fresh)
         known, values = _rows(table), torch.from_numpy(table["values"])
@@ -113,14 +135,21 @@ class FrozenFeatures(L.Callback):
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(Error("unsupported", "model.head_only=true", problem, "use model.head_only=each_epoch"))
+    return ConfigError(
+        Error("unsupported", "model.head_only=true", problem, "use model.head_only=each_epoch")
+    )
 
 
 def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]:
     """Return the type of a record. Raises ConfigError unless the outputs of the network are those of its head."""
     assert isinstance(module.net, TakesFeatures)
-    outputs, layers = list[Tensor](), (module.net.get_submodule(module.net.feature_head), module.net)
-    hooks = [layer.register_forward_hook(lambda *given: outputs.append(given[2])) for layer in layers]
+    outputs, layers = (
+        list[Tensor](),
+        (module.net.get_submodule(module.net.feature_head), module.net),
+    )
+    hooks = [
+        layer.register_forward_hook(lambda *given: outputs.append(given[2])) for layer in layers
+    ]
     values = _head_inputs(module, images)
     for hook in hooks:
         hook.remove()
@@ -137,7 +166,9 @@ def _path(here: Session, module: Classifier) -> Path | None:
     cache = together(here.config.data.resolve_paths).arguments().get("cache")
     given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
     code = hashlib.blake2b(digest_size=8)
-    code.update(f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode())
+    code.update(
+        f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode()
+    )
     for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
         if not name.startswith(f"{net.feature_head}."):
             code.update(f"{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
@@ -189,13 +220,17 @@ def _head_inputs(module: Classifier, images: Tensor) -> Tensor:
 
 def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
     """Return the digest of the pixels of each image of each split, of which every rank reads a part."""
-    runs = [(name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)]
+    runs = [
+        (name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)
+    ]
 
     def digests(part: Pixels, run: Tensor) -> list[bytes]:
         images = np.ascontiguousarray(part[run].cpu().numpy())
         return [hashlib.blake2b(image, digest_size=16).digest() for image in images]
 
-    own = together(lambda: [digests(pixels[name], run) for name, run in runs[here.rank :: here.world_size]])
+    own = together(
+        lambda: [digests(pixels[name], run) for name, run in runs[here.rank :: here.world_size]]
+    )
     found, every = {name: list[bytes]() for name in pixels}, gather_objects(own)
     for number, (name, _) in enumerate(runs):
         found[name] += every[number % here.world_size][number // here.world_size]
@@ -218,7 +253,8 @@ def _compute(
 ) -> tuple[NDArray[Any], int]:
     """Compute the records of the `missing` images up to a request to stop, and return it. Every rank must call it.
 
-    In a round each rank computes a chunk. A rank that neither writes the records nor serves them from memory has none.
+    In a round each rank computes a chunk. A rank that neither writes the records nor serves them
+    from memory has none.
     """
     chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
     size, is_shown = CHUNK * here.world_size, here.rank == 0 and not here.config.silent
@@ -230,7 +266,9 @@ def _compute(
         say(terminal(), f"Features of {text}, into {path or 'memory'} ({size_text(table.nbytes)})")
 
     def read(chunk: list[bytes]) -> Tensor:
-        return torch.cat([part[torch.tensor([row])] for part, row in map(places.__getitem__, chunk)])
+        return torch.cat(
+            [part[torch.tensor([row])] for part, row in map(places.__getitem__, chunk)]
+        )
 
     progress, request, start = Progress("Computing features", "images"), 0, 0
     own = read_ahead(chunks[here.rank :: here.world_size], NUM_AHEAD, read)

@@ -15,23 +15,32 @@ from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Fold, Kept, Splits
 
 MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean of 16 pixels, or more
-PRETRAINED_SIZE = 224  # of the input of most pretrained networks; images of less than half of it stay small
+# of the input of most pretrained networks; images of less than half of it stay small
+PRETRAINED_SIZE = 224
 
 
-def files_of(section: Data, *, is_cut: bool = True, is_other: bool = False, kept: Kept = None) -> Decoding:
+def files_of(
+    section: Data, *, is_cut: bool = True, is_other: bool = False, kept: Kept = None
+) -> Decoding:
     """Return the image files of a folder or list, not decoded.
 
-    Unless `is_cut`, they have only the splits of their own. Data that `is_other` than that of a run may have one class,
-    and images without a group. Images whose name is in `kept` stay in that split.
+    Unless `is_cut`, they have only the splits of their own. Data that `is_other` than that of a run
+    may have one class, and images without a group. Images whose name is in `kept` stay in that
+    split.
     """
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
-    cutting = [arguments.pop(name) for name in ("val_fraction", "test_fraction", "split_seed", "test_after")]
+    cutting = [
+        arguments.pop(name)
+        for name in ("val_fraction", "test_fraction", "split_seed", "test_after")
+    ]
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
     if is_cut:
-        table = complete_splits(table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept)
+        table = complete_splits(
+            table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept
+        )
     return Decoding(table=table, view=view, **settings)
 
 
@@ -39,7 +48,11 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     """Return rows of a header: how photographs are seen, and how much a new run shrinks its `images`."""
     view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
     scale = config.augment.random_resized_crop.scale
-    parts = f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area" if scale else ""
+    parts = (
+        f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
+        if scale
+        else ""
+    )
     shrunk = "" if images is None else describe_shrinking(config, view, _shorter_sides(images))
     return [("images", f"photographs {view.text}{parts}"), ("shrunk", shrunk)]
 
@@ -50,9 +63,14 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
     if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
         return ""
     arguments = {} if config.has_own_module else config.model.arguments()
-    network = "" if config.has_own_module or arguments.get("pretrained") else "experiment=finetune, or "
-    stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""  # small: of images up to 64 pixels
-    return f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
+    network = (
+        "" if config.has_own_module or arguments.get("pretrained") else "experiment=finetune, or "
+    )
+    # small: of images up to 64 pixels
+    stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""
+    return (
+        f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
+    )
 
 
 def _shorter_sides(images: Splits) -> list[int]:

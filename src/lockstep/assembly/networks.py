@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from lockstep.models.graphs import GraphedModule
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-MUCH_SMALLER = 4  # times smaller than the images a network was made for: its last maps have few pixels left
+# times smaller than the images a network was made for: its last maps have few pixels left
+MUCH_SMALLER = 4
 
 
 def classifier(
@@ -47,7 +48,8 @@ def classifier(
     """
     config = session.config
     if session.shards is not None:
-        torch.set_num_threads(1)  # a kernel rounds by its number of threads: several parts compute at once instead
+        # a kernel rounds by its number of threads: several parts compute at once instead
+        torch.set_num_threads(1)
     torch.manual_seed(seed_of(config.seed, "weights"))
     shape, num_outputs = image_format.image_shape, len(image_format.class_names)
     with build.section_errors(config, "model"):
@@ -70,7 +72,9 @@ def classifier(
     side, expected = min(shape[1:]), origin.image_size or 0
     if is_trained and side * MUCH_SMALLER < expected and session.rank == 0 and not config.silent:
         text = f"The network was made for images of {expected} pixels, these have {side}"
-        print(f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True)
+        print(
+            f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True
+        )
     if origin.mean is not None and origin.std is not None:
         image_format = image_format._replace(mean=origin.mean, std=origin.std)
     kind: type[Classifier] = Classifier
@@ -94,15 +98,16 @@ def classifier(
             recipe=recipe,
             execution=execution,
         )
-    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to float32
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to
+    # float32
     return module.double() if session.precision == "float64" else module
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
     """Raise ConfigError if a layer draws random numbers in a function call: they would depend on the rank.
 
-    It tries a copy of the network with two images. A network that cannot be copied, or does not run on a CPU, is not
-    checked.
+    It tries a copy of the network with two images. A network that cannot be copied, or does not run
+    on a CPU, is not checked.
     """
     with (
         build.section_errors(config, "model"),
@@ -123,27 +128,41 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
             )
 
 
-def parameter_rules(config: Config, net: nn.Module, task: nn.Module, num_outputs: int) -> list[ParameterRule]:
+def parameter_rules(
+    config: Config, net: nn.Module, task: nn.Module, num_outputs: int
+) -> list[ParameterRule]:
     """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
-    sections = {name: section.model_dump() for name, section in config.parameters.items() if section is not None}
+    sections = {
+        name: section.model_dump()
+        for name, section in config.parameters.items()
+        if section is not None
+    }
     if not all(keys["pattern"] for keys in sections.values()):
         of_head = f"^({'|'.join(map(re.escape, attach_ends(net, num_outputs).head))})\\."
-        sections = {name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()}
+        sections = {
+            name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()
+        }
     rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
-    found = list(_rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")])))
+    found = list(
+        _rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")]))
+    )
     if found:
         raise ConfigError(*found)
     return rules
 
 
-def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]) -> Iterator[Error]:
+def _rule_errors(
+    rules: list[ParameterRule], parameters: dict[str, nn.Parameter]
+) -> Iterator[Error]:
     for rule in rules:
         key = f"parameters.{rule.name}.pattern={rule.pattern}"
         found = [name for name in parameters if re.search(rule.pattern, name)]
         own = [name for name in found if rule_of(name, rules) is rule]
         if not found:
             parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
-            yield Error("unknown", key, "matches no parameter", f"the network has {', '.join(parts)}")
+            yield Error(
+                "unknown", key, "matches no parameter", f"the network has {', '.join(parts)}"
+            )
         elif not own:
             first = rule_of(found[0], rules).name
             yield Error(
@@ -159,7 +178,10 @@ def _rule_errors(rules: list[ParameterRule], parameters: dict[str, nn.Parameter]
                 "matches norms and biases only, which are not decayed",
                 "remove its weight_decay",
             )
-    if not any(p.requires_grad and rule_of(name, rules).frozen_epochs is not None for name, p in parameters.items()):
+    if not any(
+        p.requires_grad and rule_of(name, rules).frozen_epochs is not None
+        for name, p in parameters.items()
+    ):
         yield Error(
             "conflict",
             "parameters",
@@ -213,11 +235,17 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         taken = signature.names if signature is not None else ()
         known = {**task.metric_arguments(num_outputs), **section.arguments()}
         try:
-            metric = build.build(section, **{key: value for key, value in known.items() if key in taken})
+            metric = build.build(
+                section, **{key: value for key, value in known.items() if key in taken}
+            )
         except (TypeError, ValueError) as error:
-            raise ValueError(f"task.metrics.{name}._target_={section.target}: {one_line(error)}") from error
+            raise ValueError(
+                f"task.metrics.{name}._target_={section.target}: {one_line(error)}"
+            ) from error
         if not isinstance(metric, Metric):
-            raise TypeError(f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric")
+            raise TypeError(
+                f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric"
+            )
         prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
@@ -226,8 +254,11 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
 def _grapher(session: Session) -> "type[GraphedModule] | None":
     """Return what replays the steps of a training as CUDA graphs, if all workers can and the network allows it."""
     config = session.config
-    is_wanted = is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
-    can = session.world_size == 1 or dist.get_backend() == "nccl"  # gloo exchanges statistics in host memory
+    is_wanted = (
+        is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
+    )
+    # gloo exchanges statistics in host memory
+    can = session.world_size == 1 or dist.get_backend() == "nccl"
     is_plain = not config.compile and session.shards is None
     if not (is_wanted and can and session.device.type == "cuda" and is_plain):
         return None
@@ -243,9 +274,11 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
         has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
         num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
         faulty = layout.faulty_convolution(net, session.precision, num_written)
-    faulty = next((name for name in gather_objects(faulty) if name is not None), None)  # "" is the network itself
+    # "" is the network itself
+    faulty = next((name for name in gather_objects(faulty) if name is not None), None)
     memory_format = session.config.trainer.memory_format
-    if memory_format == "channels_last" and faulty is not None and is_trained:  # a forward pass is safe
+    # a forward pass is safe
+    if memory_format == "channels_last" and faulty is not None and is_trained:
         raise ConfigError(
             Error(
                 "machine",

@@ -14,7 +14,8 @@ from lockstep.models.classifier import Classifier
 from lockstep.system.hardware import keep_freed_memory
 from lockstep.system.launcher import World
 
-VOLTA, AMPERE = (7, 0), (8, 0)  # the first compute capabilities with float16 products, and with bfloat16 and TF32
+# the first compute capabilities with float16 products, and with bfloat16 and TF32
+VOLTA, AMPERE = (7, 0), (8, 0)
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
@@ -29,7 +30,9 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32" and unit is None:  # both came with the same GPUs
-        raise ConfigError(Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32"))
+        raise ConfigError(
+            Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32")
+        )
     if precision == "tf32":
         return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
     if precision != "auto":
@@ -46,14 +49,22 @@ def bfloat16_unit(device: torch.device) -> str | None:
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
-    return next((label for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16")) if flags.get(key)), None)
+    return next(
+        (
+            label
+            for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16"))
+            if flags.get(key)
+        ),
+        None,
+    )
 
 
 def set_tf32(is_on: bool) -> None:
     """Let float32 products and convolutions of this process round their factors to TF32, or not.
 
-    torch allows it for convolutions by default. It has two kinds of switches, and raises if one kind is read after the
-    other was set. Lightning 2.6 and torch's compiler read the older, so the newer are reset (torch 2.15).
+    torch allows it for convolutions by default. It has two kinds of switches, and raises if one
+    kind is read after the other was set. Lightning 2.6 and torch's compiler read the older, so the
+    newer are reset (torch 2.15).
     """
     torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cudnn.fp32_precision = "none"
@@ -106,6 +117,8 @@ def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
         problem = f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?)"
-        raise RuntimeError(f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none.")
+        raise RuntimeError(
+            f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none."
+        )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)

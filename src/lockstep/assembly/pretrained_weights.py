@@ -23,18 +23,23 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
     """
     load_weights = origin_of(net).load
     if load_weights is not None:
-        report = together(lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None)
+        report = together(
+            lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None
+        )
         texts = [text for text in (report, _view(session.config)) if isinstance(text, str)]
         if session.rank == 0 and texts and not session.config.silent:
             say(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
-        net.load_state_dict(statistics, strict=False)  # those of batch norm: DDP broadcasts no buffers here
+        # those of batch norm: DDP broadcasts no buffers here
+        net.load_state_dict(statistics, strict=False)
 
 
 def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
     """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
     with build.section_errors(config, "model"):
-        load = origin_of(build.build(config.model, in_channels=in_channels, num_classes=num_classes)).load
+        load = origin_of(
+            build.build(config.model, in_channels=in_channels, num_classes=num_classes)
+        ).load
     if load is not None:
         _load_weights(config, load)
     return load is not None
@@ -46,7 +51,11 @@ def download(session: Session) -> None:
     Raises ConfigError on all ranks if they are not available.
     """
     with torch.random.fork_rng(devices=[]):  # the network of the training draws what it drew before
-        together(lambda: session.rank == 0 and fetch_weights(session.config, in_channels=3, num_classes=1000))
+        together(
+            lambda: (
+                session.rank == 0 and fetch_weights(session.config, in_channels=3, num_classes=1000)
+            )
+        )
 
 
 def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
@@ -63,7 +72,11 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
 
 def _setting(config: Config) -> str:
     pretrained = config.model.arguments().get("pretrained")
-    return f"_target_={config.model.target}" if pretrained is None else f"pretrained={literal(pretrained)}"
+    return (
+        f"_target_={config.model.target}"
+        if pretrained is None
+        else f"pretrained={literal(pretrained)}"
+    )
 
 
 def _view(config: Config) -> str | None:
@@ -71,6 +84,12 @@ def _view(config: Config) -> str | None:
     model, data = config.model.arguments(), config.data.arguments()
     if not (is_ours(config.model.target) and isinstance(model.get("pretrained"), str)):
         return None
-    view = [f"data.{key}={literal(data[key])}" for key in ("crop_percent", "interpolation") if key in data]
+    view = [
+        f"data.{key}={literal(data[key])}"
+        for key in ("crop_percent", "interpolation")
+        if key in data
+    ]
     library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
-    return " ".join(["images are normalized as for", library, *(["and seen with", *view] if view else [])])
+    return " ".join(
+        ["images are normalized as for", library, *(["and seen with", *view] if view else [])]
+    )

@@ -37,9 +37,9 @@ def join(
 ) -> None:
     """Enter the process group of the job, unless this process is in it already.
 
-    Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can read; without one, on
-    a port that follows from the numbers of job and step. Raises ConfigError if this machine lacks the network of
-    strategy.interface, or the port is taken.
+    Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can
+    read; without one, on a port that follows from the numbers of job and step. Raises ConfigError
+    if this machine lacks the network of strategy.interface, or the port is taken.
     """
     if dist.is_initialized():
         return
@@ -131,8 +131,8 @@ def shared_folder(
 class JoinedEnvironment(LightningEnvironment):
     """The rank of a process that is in its process group already.
 
-    Lightning's own environments read the launcher's variables again, each with rules of its own (SLURM's rejects
-    `srun --ntasks`), and requeue a job inside a signal handler.
+    Lightning's own environments read the launcher's variables again, each with rules of its own
+    (SLURM's rejects `srun --ntasks`), and requeue a job inside a signal handler.
     """
 
     def __init__(self, world: World) -> None:
@@ -176,7 +176,9 @@ def _choose_network(config: Config, world: World) -> None:
     interfaces = [interface for _, interface in socket.if_nameindex()]
     if name is not None and name not in interfaces:
         problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
-        raise ConfigError(Error("machine", f"strategy.interface={name}", problem, "use one of these, or null"))
+        raise ConfigError(
+            Error("machine", f"strategy.interface={name}", problem, "use one of these, or null")
+        )
     if name is not None:
         # for NCCL eth1 matches eth10, too, and =eth1 does not
         os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
@@ -236,12 +238,15 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
     """Return the socket given to rank 0, or one on only the address of `host`.
 
-    None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to 127.0.1.1.
+    None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to
+    127.0.1.1.
     """
     if world.listener is not None:
         return socket.socket(fileno=world.listener)
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    is_known = world.is_on_one_machine or host == address[0] or not ip_address(address[0]).is_loopback
+    is_known = (
+        world.is_on_one_machine or host == address[0] or not ip_address(address[0]).is_loopback
+    )
     return socket.create_server(address, family=family) if is_known else None
 
 
@@ -258,7 +263,8 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
     """Wait for the file of rank 0, and return its host and port."""
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
-        # listing the folder makes NFS query its server; it caches for a minute that the file does not exist
+        # listing the folder makes NFS query its server; it caches for a minute that the file does
+        # not exist
         if path.name in os.listdir(path.parent):
             with contextlib.suppress(FileNotFoundError):
                 host, port = path.read_text().split()

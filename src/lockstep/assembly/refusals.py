@@ -11,13 +11,22 @@ from lockstep.config.errors import Error, file_error
 from lockstep.runs.naming import display_path
 
 # parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
-OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUDAn error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDAn error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 # and missing shared memory
 OF_SHARED_MEMORY = (
-    *("unable to allocate shared memory", "unable to resize file </torch_", "unable to write to file </torch_"),
+    *(
+        "unable to allocate shared memory",
+        "unable to resize file </torch_",
+        "unable to write to file </torch_",
+    ),
     "out of shared memory",
 )
-REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")  # the readable part of an allocator's message
+# the readable part of an allocator's message
+REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")
 LESS_MEMORY = (
     "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, or keep images out of "
     "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
@@ -49,7 +58,9 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
 
 def is_of_memory(error: BaseException) -> bool:
     """Return True for the error of an allocator; torch's is recognized by its name, without importing torch."""
-    is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(part in str(error) for part in OF_MEMORY)
+    is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(
+        part in str(error) for part in OF_MEMORY
+    )
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
 
@@ -57,7 +68,9 @@ def write_obstacle(path: Path) -> Error | None:
     """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
     folder = _nearest_existing(path)
     if not folder.is_dir():
-        return Error("access", display_path(folder), "is not a folder", "use another path, or move the file")
+        return Error(
+            "access", display_path(folder), "is not a folder", "use another path, or move the file"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder):
             return None
@@ -93,7 +106,8 @@ def _disk_error(error: OSError, folder: Path) -> str | None:
         return None
     if not folder.is_dir():
         return f"the run folder {display_path(folder)} is gone: it was removed or moved while the run wrote into it"
-    if isinstance(error, FileNotFoundError | FileExistsError):  # an error of code, which needs its source line
+    # an error of code, which needs its source line
+    if isinstance(error, FileNotFoundError | FileExistsError):
         return None
     return f"{display_path(path)} cannot be written: {error.strerror}. Fix that, then resume"
 

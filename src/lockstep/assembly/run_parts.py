@@ -46,15 +46,17 @@ T = TypeVar("T")
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
     """Load the data of a run, with this rank's shard. Every rank must call it.
 
-    Raises ConfigError if it cannot be read, or is not the data with which the run was begun. `is_new`: it has no
-    checkpoint, and may have no record of its data.
+    Raises ConfigError if it cannot be read, or is not the data with which the run was begun.
+    `is_new`: it has no checkpoint, and may have no record of its data.
     """
-    images = splits(session, run, is_once=session.folder != run)  # an evaluation writes to another folder
+    # an evaluation writes to another folder
+    images = splits(session, run, is_once=session.folder != run)
     refuse_unfit_images(session.config, images)
     data_record.compare(session, images, run, is_new=is_new)
     if session.folder == run:
         data_record.keep(session, images, run)
-    return serve_images(session, replace(images, files=None))  # for the record alone: they are large
+    # for the record alone: they are large
+    return serve_images(session, replace(images, files=None))
 
 
 def refuse_unfit_images(config: Config, images: Splits) -> None:
@@ -97,7 +99,9 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         "data.balance": config.data.balance,
         "task.class_weights": config.task.arguments().get("class_weights"),
     }
-    counting = [f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)]
+    counting = [
+        f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)
+    ]
     if counting and images.class_counts("train") is None:
         found.append(
             Error(
@@ -157,7 +161,9 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
     """
     files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
     if table is not None:
-        files = dict(zip(table.names, real_names(table.folder, table.names, table.states), strict=True))
+        files = dict(
+            zip(table.names, real_names(table.folder, table.names, table.states), strict=True)
+        )
     for split, part in images.parts.items():
         units = part.groups or [files[name] for name in part.names if files]
         named[split] = dict(zip(units, part.names, strict=False))
@@ -221,7 +227,8 @@ def _num_workers(session: Session, images: Splits) -> int:
 def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits:
     """Load the images of the run; those in its record stay in their splits. Raises ConfigError on all ranks.
 
-    For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has the statistics.
+    For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has
+    the statistics.
     """
     kept = together(lambda: data_record.known_splits(run))
     loaded = once_a_node(
@@ -236,15 +243,22 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     return seed_splits(loaded, session.config.seed)
 
 
-def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool) -> T:
+def once_a_node(
+    section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool
+) -> T:
     """Return `load(section)` once its files are where this node reads them. Every rank must call it.
 
-    Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of all nodes.
+    Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of
+    all nodes.
     """
     section = together(section.resolve_paths)
     is_first = local_rank == 0
     # only the first process of a machine prints
-    with contextlib.redirect_stdout(io.StringIO()) if is_silent or not is_first else contextlib.nullcontext():
+    with (
+        contextlib.redirect_stdout(io.StringIO())
+        if is_silent or not is_first
+        else contextlib.nullcontext()
+    ):
         if section.is_copied:
             from lockstep.assembly import data_copies
 
@@ -261,7 +275,8 @@ def once_a_node(section: Data, load: Callable[[Data], T], *, rank: int, local_ra
 def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits:
     """Load the images of a source.
 
-    Raises ConfigError for parameters it does not take: those of an evaluation were not checked before.
+    Raises ConfigError for parameters it does not take: those of an evaluation were not checked
+    before.
     """
     refuse_unfit_arguments(section)
     given = {
@@ -270,7 +285,9 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
         "kept": kept,
     }
     given = {key: value for key, value in given.items() if value is not None}
-    supplied: dict[str, Any] = {key: given[key] for key in given if signatures.has_parameter(section.target, key)}
+    supplied: dict[str, Any] = {
+        key: given[key] for key in given if signatures.has_parameter(section.target, key)
+    }
     if "fold" in given and "fold" not in supplied:
         raise ConfigError(
             Error(
@@ -280,7 +297,12 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
                 "remove data.folds",
             )
         )
-    if is_once and section.memory == "auto" and is_ours(section.target) and "cache" in section.arguments():
+    if (
+        is_once
+        and section.memory == "auto"
+        and is_ours(section.target)
+        and "cache" in section.arguments()
+    ):
         supplied["memory"] = "once"
     return build.build(section, **supplied)
 
@@ -306,7 +328,11 @@ def seed_splits(splits: Splits, seed: int) -> Splits:
 
     def part(images: Images) -> Images:
         pixels: Any = images.pixels
-        return replace(images, pixels=replace(pixels, seed=seed)) if hasattr(pixels, "seed") else images
+        return (
+            replace(images, pixels=replace(pixels, seed=seed))
+            if hasattr(pixels, "seed")
+            else images
+        )
 
     return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
 
@@ -337,7 +363,9 @@ def build_module(
 
         first.append(FrozenFeatures(session))
     first.append(Reliability(is_applied=config.calibrate))
-    return networks.classifier(session, images, total_steps=total_steps, is_trained=is_trained), first
+    return networks.classifier(
+        session, images, total_steps=total_steps, is_trained=is_trained
+    ), first
 
 
 class _LayerSync(ExactBatchNorm, LayerSync):
@@ -392,6 +420,14 @@ def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
     Loggers that upload a checkpoint read it as soon as it is saved.
     """
     folder, loggers = session.folder, session.config.logger.values()
-    is_read = any(section is not None and section.arguments().get("log_model") for section in loggers)
-    behind = (folder.best_checkpoint, folder.last_checkpoint) if session.device.type == "cuda" and not is_read else ()
-    return AtomicCheckpointIO(session.held.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind)
+    is_read = any(
+        section is not None and section.arguments().get("log_model") for section in loggers
+    )
+    behind = (
+        (folder.best_checkpoint, folder.last_checkpoint)
+        if session.device.type == "cuda" and not is_read
+        else ()
+    )
+    return AtomicCheckpointIO(
+        session.held.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind
+    )

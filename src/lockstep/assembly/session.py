@@ -71,13 +71,14 @@ class Session:
 def open_session(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
     """Join the workers of a job, check that they agree on it, and leave them at the end.
 
-    Raises ConfigError before any work if ranks differ in configuration or world size. Replaces errors of memory and
-    disks by Refused.
+    Raises ConfigError before any work if ranks differ in configuration or world size. Replaces
+    errors of memory and disks by Refused.
     """
     workers = resolve_workers(config)
     environment = LightningEnvironment()
     if world is not None:
-        from lockstep.assembly.process_group import JoinedEnvironment, join  # a single worker needs none
+        # a single worker needs none
+        from lockstep.assembly.process_group import JoinedEnvironment, join
 
         join(config, workers, world, folder)
         environment = JoinedEnvironment(world)
@@ -106,7 +107,9 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         if (count := config.trainer.virtual_shards) is not None:
             from lockstep.distributed.virtual_shards import VirtualShards
 
-            shards = held.enter_context(VirtualShards(count, session.loads, torch.get_num_threads()))
+            shards = held.enter_context(
+                VirtualShards(count, session.loads, torch.get_num_threads())
+            )
             session = replace(session, shards=shards)
         try:
             yield session
@@ -121,7 +124,8 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             if text is not None:
                 raise Refused(text) from error
             raise
-        # after a failure the group stays until the process ends: the failure must be recorded before others notice it
+        # after a failure the group stays until the process ends: the failure must be recorded
+        # before others notice it
         if dist.is_initialized():
             gather_objects(None)  # no rank exits while another still sends
             collectives.leave()
@@ -133,7 +137,9 @@ def checkpoint(session: Session, requested: Path) -> Chosen:
     Every rank must call it. Raises ConfigError on all ranks if none is whole.
     """
     own_choice = together(
-        lambda: checkpoints.choose_checkpoint(session.folder, requested) if session.rank == 0 else None
+        lambda: (
+            checkpoints.choose_checkpoint(session.folder, requested) if session.rank == 0 else None
+        )
     )
     chosen = gather_objects(own_choice)[0]
     assert chosen is not None

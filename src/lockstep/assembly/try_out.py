@@ -21,7 +21,8 @@ from lockstep.tasks.task import Task, checked_losses
 NUM_SAMPLES = 2
 CHUNK = 4096  # targets checked in one call; they can be as large as images
 MAX_VALUES_SHOWN = 8  # values of a target
-STAGES = {"train": "train", "validate": "val", "test": "test"}  # the split of each stage of a Trainer
+# the split of each stage of a Trainer
+STAGES = {"train": "train", "validate": "val", "test": "test"}
 # augmentations that `moved_targets` can repeat on targets that lie in the image, and others
 MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
 OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup", "cutmix")
@@ -30,7 +31,8 @@ OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup
 def try_out(here: Session, data: ImageData, module: Classifier) -> None:
     """Run network, task and data together once, without side effects.
 
-    Every rank computes the same. Raises ConfigError with one line that names the part that does not fit.
+    Every rank computes the same. Raises ConfigError with one line that names the part that does not
+    fit.
     """
     config = here.config
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
@@ -41,7 +43,11 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
         if here.shards is not None:
-            with _config_error(module, f"model._target_={config.model.target}", "cannot be copied for virtual shards"):
+            with _config_error(
+                module,
+                f"model._target_={config.model.target}",
+                "cannot be copied for virtual shards",
+            ):
                 copy.deepcopy(module.net)
         if here.world_size > 1 or here.shards is not None:
             _try_empty(config, module, data.example(0))
@@ -62,10 +68,15 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
                 "set it to 0",
             )
         )
-    if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:  # they lie in the image
+    # they lie in the image
+    if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
-            hint = "switch it off" if name in OTHERS else f"add moved_targets to {target}, or switch it off"
+            hint = (
+                "switch it off"
+                if name in OTHERS
+                else f"add moved_targets to {target}, or switch it off"
+            )
             wrong.append(
                 Error(
                     "unsupported",
@@ -85,7 +96,9 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
     """
     outputs = outputs.detach()[:0]
     parts = data.splits.parts
-    is_counted = config.data.balance or config.data.folds or config.task.arguments().get("class_weights")
+    is_counted = (
+        config.data.balance or config.data.folds or config.task.arguments().get("class_weights")
+    )
 
     def check(batch: Batch) -> None:
         split = STAGES[module.trainer.state.stage or ""]
@@ -93,7 +106,12 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         listed = parts[split].classes if is_counted else None
         if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
             raise ConfigError(
-                Error("conflict", "data.train.targets", "are not those of its samples", "correct or remove them")
+                Error(
+                    "conflict",
+                    "data.train.targets",
+                    "are not those of its samples",
+                    "correct or remove them",
+                )
             )
         refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
@@ -178,7 +196,10 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.eval()
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
-    network, advice = f"model._target_={config.model.target}", "(x.flatten(1), not x.view(len(x), -1))"
+    network, advice = (
+        f"model._target_={config.model.target}",
+        "(x.flatten(1), not x.view(len(x), -1))",
+    )
     with _config_error(module, network, f"{problem} {advice}"):
         outputs = module(batch.inputs)
     with _config_error(module, f"task._target_={config.task.target}", problem):

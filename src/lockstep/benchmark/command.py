@@ -1,7 +1,8 @@
 """`lockstep benchmark`: trains in one environment after the other, each in its own processes, and reports the speed.
 
-Ctrl-C stops the current run with a checkpoint, skips the rest and reports what was measured. The exit code is 130 (143
-after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C exits immediately, without a report.
+Ctrl-C stops the current run with a checkpoint, skips the rest and reports what was measured. The
+exit code is 130 (143 after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C
+exits immediately, without a report.
 """
 
 import contextlib
@@ -44,18 +45,28 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
         assert isinstance(config, BenchmarkConfig)
         if config.cluster.name != "none":
             return _submit(config, texts, chosen)
-        if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:  # in a shell of salloc
+        # in a shell of salloc
+        if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:
             step.enter([NAME, *texts])
         data_presence.check(config.data)
         built = environments(config, available_machines(os.environ))
         if all(each.config is None for each in built):
             reasons = [f"{each.name} {each.skipped}" for each in built]
             raise ConfigError(
-                Error("machine", "benchmark.environments", "has none for this machine", "; ".join(reasons))
+                Error(
+                    "machine",
+                    "benchmark.environments",
+                    "has none for this machine",
+                    "; ".join(reasons),
+                )
             )
-        if chosen is not None and any((chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)):
+        if chosen is not None and any(
+            (chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)
+        ):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
-            raise ConfigError(Error("exists", display_path(chosen), "already contains a benchmark", hint))
+            raise ConfigError(
+                Error("exists", display_path(chosen), "already contains a benchmark", hint)
+            )
     except ConfigError as error:
         exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
@@ -65,7 +76,11 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
 def add_benchmark(overrides: Sequence[str]) -> list[str]:
     """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
     added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
-    return added if any(text.startswith("+benchmark=") for text in added) else ["+benchmark=default", *added]
+    return (
+        added
+        if any(text.startswith("+benchmark=") for text in added)
+        else ["+benchmark=default", *added]
+    )
 
 
 def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) -> int:
@@ -81,16 +96,29 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
     def arguments_in(folder: RunFolder) -> list[str]:
         folder.note(overrides=redact(texts))
         replaced = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
-        own = ["cluster=none", "trainer.num_nodes=1", f"hydra.run.dir={naming.hydra_text(str(folder.path))}"]
-        return submission.add_ignored_conf([NAME, *(text for text in texts if not replaced.match(text)), *own])
+        own = [
+            "cluster=none",
+            "trainer.num_nodes=1",
+            f"hydra.run.dir={naming.hydra_text(str(folder.path))}",
+        ]
+        return submission.add_ignored_conf(
+            [NAME, *(text for text in texts if not replaced.match(text)), *own]
+        )
 
     trainer = config.trainer.model_copy(update={"devices": 1, "loads": None})
-    strategy = config.strategy.model_copy(update={"name": "auto" if config.cluster.gpus_per_node else "cpu"})
+    strategy = config.strategy.model_copy(
+        update={"name": "auto" if config.cluster.gpus_per_node else "cpu"}
+    )
     request = config.model_copy(update={"trainer": trainer, "strategy": strategy})
     return submission.start_command(request, NAME, arguments_in, chosen=chosen, is_head=True)
 
 
-def _run(path: Path, config: BenchmarkConfig, chosen_environments: Sequence[Environment], texts: Sequence[str]) -> int:
+def _run(
+    path: Path,
+    config: BenchmarkConfig,
+    chosen_environments: Sequence[Environment],
+    texts: Sequence[str],
+) -> int:
     """Train in the environments and write the report. Returns the exit code."""
     out, flag = terminal(), SignalFlag()
     flag.install()
@@ -138,7 +166,9 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
         else:
             options = {"command": naming.resume_command(folder.path), "has_test": True}
             job = Job(worker.train, folder, options)
-            workers = Workers(job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log)
+            workers = Workers(
+                job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log
+            )
             stack.enter_context(folder.lock())
         stack.callback(workers.kill)
         # replaces the caller's: environments are compared on all cores
@@ -158,7 +188,10 @@ def _report(path: Path, benchmark: dict[str, Any]) -> None:
     say(out, "")
     report.write(path, benchmark)
     answer({"path": str(path), **benchmark})
-    show_table(f"Benchmark of {benchmark['name']}", [*report.facts(benchmark), ("folder", display_path(path))])
+    show_table(
+        f"Benchmark of {benchmark['name']}",
+        [*report.facts(benchmark), ("folder", display_path(path))],
+    )
 
 
 def exit_code(records: Sequence[results.Record], received: int) -> int:

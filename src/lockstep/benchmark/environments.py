@@ -44,7 +44,9 @@ class Environment:
     @property
     def is_data_parallel(self) -> bool:
         """True if its workers form a process group, even one of a single worker."""
-        return self.config is not None and (self.num_workers > 1 or self.config.strategy.name == "ddp")
+        return self.config is not None and (
+            self.num_workers > 1 or self.config.strategy.name == "ddp"
+        )
 
     @property
     def num_workers(self) -> int:
@@ -66,8 +68,12 @@ def environments(config: BenchmarkConfig, machines: Machines) -> list[Environmen
     return built
 
 
-def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, machines: Machines) -> Environment:
-    device, num_present = ("cpu", machines.num_cores) if entry.strategy == "cpu" else ("gpu", machines.num_gpus)
+def _environment(
+    name: str, entry: ExecutionEnvironment, config: BenchmarkConfig, machines: Machines
+) -> Environment:
+    device, num_present = (
+        ("cpu", machines.num_cores) if entry.strategy == "cpu" else ("gpu", machines.num_gpus)
+    )
     num_local = num_present if entry.devices == "all" else entry.devices
     num_nodes = machines.count if entry.num_nodes == "all" else entry.num_nodes
     num_threads = max(1, machines.num_cores // max(1, num_local))
@@ -77,7 +83,12 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
         return replace(environment, skipped=skipped)
     tree = config_file.to_tree(config)
     del tree["benchmark"]
-    tree["trainer"] |= {"devices": num_local, "num_nodes": 1, "loads": None, "max_time_s": config.benchmark.budget_s}
+    tree["trainer"] |= {
+        "devices": num_local,
+        "num_nodes": 1,
+        "loads": None,
+        "max_time_s": config.benchmark.budget_s,
+    }
     tree["strategy"]["name"] = entry.strategy
     tree["cluster"]["gpus_per_node"] = None  # those of the job, which may be more
     tree["scale_with_workers"] = entry.scale_with_workers
@@ -87,10 +98,14 @@ def _environment(name: str, entry: ExecutionEnvironment, config: BenchmarkConfig
     return replace(environment, config=scaled)
 
 
-def _shortage(environment: Environment, num_present: int, num_machines: int, *, is_all: bool) -> str:
+def _shortage(
+    environment: Environment, num_present: int, num_machines: int, *, is_all: bool
+) -> str:
     """Return what the machines lack for an environment; empty if they have all."""
     if environment.num_nodes > num_machines:
-        return f"needs {environment.num_nodes} machines of a SLURM allocation, and has {num_machines}"
+        return (
+            f"needs {environment.num_nodes} machines of a SLURM allocation, and has {num_machines}"
+        )
     if environment.num_nodes > 1 and shutil.which("srun") is None:
         return "srun, which starts workers on other machines, was not found on this one"
     device_name = "core" if environment.device == "cpu" else "GPU"

@@ -37,7 +37,10 @@ def write(path: Path, benchmark: dict[str, Any]) -> None:
 def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
     """Draw the facts, the table and the chart on a page of A4."""
     records = benchmark["environments"]
-    lines = [f"Benchmark of {benchmark['name']}", *(f"{name}: {value}" for name, value in facts(benchmark) if value)]
+    lines = [
+        f"Benchmark of {benchmark['name']}",
+        *(f"{name}: {value}" for name, value in facts(benchmark) if value),
+    ]
     lines += [results.summary(r) for r in records if r["state"] != "measured"]
     text = "\n".join(textwrap.fill(printable(line), NUM_COLUMNS) for line in lines)
     figure = Figure(figsize=A4, layout=ConstrainedLayoutEngine(w_pad=0.5, h_pad=0.5))
@@ -45,7 +48,11 @@ def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
     top.axis("off")
     top.set_title(text, size=9, weight="normal", linespacing=1.5)
     table = top.table(
-        results.rows(records), colLabels=results.HEADS, cellLoc="center", loc="upper center", edges="horizontal"
+        results.rows(records),
+        colLabels=results.HEADS,
+        cellLoc="center",
+        loc="upper center",
+        edges="horizontal",
     )
     table.auto_set_font_size(False)
     table.auto_set_column_width(range(len(results.HEADS)))
@@ -62,7 +69,9 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
         ("machines", benchmark["nodes"]),
     ]
     if machine := benchmark["environment"]:  # unknown where every environment failed
-        versions = [f"{name} {machine['packages'][name]}" for name in ("torch", "lightning", "lockstep")]
+        versions = [
+            f"{name} {machine['packages'][name]}" for name in ("torch", "lightning", "lockstep")
+        ]
         rows += [
             ("CPU", f"{machine['cpu']}, {machine['cpu_cores']} cores"),
             ("GPUs", ", ".join(machine["gpus"])),

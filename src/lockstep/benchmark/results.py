@@ -16,7 +16,16 @@ from lockstep.system.redaction import redact
 
 Record = dict[str, Any]
 
-HEADS = ("environment", "workers", "batch", "epochs", "s/epoch", "images/s", "speed-up", "val/accuracy")
+HEADS = (
+    "environment",
+    "workers",
+    "batch",
+    "epochs",
+    "s/epoch",
+    "images/s",
+    "speed-up",
+    "val/accuracy",
+)
 
 
 def new_benchmark(path: Path, config: BenchmarkConfig, texts: Sequence[str]) -> dict[str, Any]:
@@ -34,7 +43,12 @@ def new_benchmark(path: Path, config: BenchmarkConfig, texts: Sequence[str]) -> 
 
 
 def skipped_record(environment: Environment, reason: str) -> Record:
-    return {"name": environment.name, "device": environment.device, "state": "skipped", "reason": reason}
+    return {
+        "name": environment.name,
+        "device": environment.device,
+        "state": "skipped",
+        "reason": reason,
+    }
 
 
 def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:

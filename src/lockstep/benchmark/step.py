@@ -10,18 +10,31 @@ from typing import NoReturn
 from lockstep.cluster.job import HOLD
 from lockstep.runs.folder import RunFolder
 
-# variables of the job that srun would read as options of a step; it finds the others by the number of the job
+# variables of the job that srun would read as options of a step; it finds the others by the number
+# of the job
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID")
 
 
 def command(num_nodes: int, num_local: int) -> list[str]:
     """Return the srun command of a step with `num_local` tasks on each of `num_nodes` machines.
 
-    It shares all cores, GPUs and memory of the job with this process. 60 s after the first task has ended, for any
-    reason, srun kills the others; immediately (--kill-on-bad-exit=1) rank 0 might still write.
+    It shares all cores, GPUs and memory of the job with this process. 60 s after the first task has
+    ended, for any reason, srun kills the others; immediately (--kill-on-bad-exit=1) rank 0 might
+    still write.
     """
-    options = ("--overlap", "--overcommit", "--cpu-bind=none", "--mem=0", "--kill-on-bad-exit=0", "--wait=60")
-    tasks = (f"--nodes={num_nodes}", f"--ntasks={num_nodes * num_local}", f"--ntasks-per-node={num_local}")
+    options = (
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        "--mem=0",
+        "--kill-on-bad-exit=0",
+        "--wait=60",
+    )
+    tasks = (
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes * num_local}",
+        f"--ntasks-per-node={num_local}",
+    )
     return ["srun", *options, *tasks]
 
 
@@ -36,15 +49,33 @@ class Step:
 
     def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
         task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "train")
-        self._words = [*command(num_nodes, num_local), sys.executable, "-I", "-S", "-c", HOLD, sys.executable, *task]
+        self._words = [
+            *command(num_nodes, num_local),
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            HOLD,
+            sys.executable,
+            *task,
+        ]
         self._log = log
 
     def start(self, environ: Mapping[str, str]) -> None:
-        kept = {name: environ[name] for name in environ if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))}
+        kept = {
+            name: environ[name]
+            for name in environ
+            if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
+        }
         with open(self._log, "ab") as log:
             # in a session of its own: the benchmark follows a Ctrl-C of the terminal
             self._process = subprocess.Popen(
-                self._words, env=kept, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._words,
+                env=kept,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def poll(self, timeout_s: float) -> int | None:

@@ -25,7 +25,10 @@ class _Server(program.WerkzeugServer):
     token = ""
 
     def print_serving_message(self) -> None:
-        print(f"Training tab: {self.get_url()}?token={self.token}#{NAME}  (Ctrl-C ends it)", flush=True)
+        print(
+            f"Training tab: {self.get_url()}?token={self.token}#{NAME}  (Ctrl-C ends it)",
+            flush=True,
+        )
 
 
 class _Board(program.TensorBoard):
@@ -39,27 +42,42 @@ def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: s
     `known_hosts` are comma-separated host names to allow in addition to those of this machine.
     """
     if not logdir.is_dir():
-        raise FileNotFoundError(f"{logdir} does not exist: train something first, or name a folder with --logdir.")
+        raise FileNotFoundError(
+            f"{logdir} does not exist: train something first, or name a folder with --logdir."
+        )
     logdir = logdir.resolve()  # also of `latest`, whose target changes
     others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
-    listen = functools.partial(_listen, secrets.token_urlsafe())  # not as a flag, because TensorBoard shows its flags
+    # not as a flag, because TensorBoard shows its flags
+    listen = functools.partial(_listen, secrets.token_urlsafe())
     board = _Board(plugins=[*others, TrainingLoader], server_class=listen)
     io_wrapper.GetLogdirSubdirectories = _find_curves
-    # without TensorBoard's fast reader of event files, whose port is open to every user of the machine
+    # without TensorBoard's fast reader of event files, whose port is open to every user of the
+    # machine
     board.configure(
-        logdir=str(logdir), host=host, port=port, training_hosts=known_hosts, training_control="on", load_fast="false"
+        logdir=str(logdir),
+        host=host,
+        port=port,
+        training_hosts=known_hosts,
+        training_control="on",
+        load_fast="false",
     )
     return board.main()
 
 
 def _find_curves(root: str) -> Iterator[str]:
     """Find the folders with event files. TensorBoard follows links: `latest` would keep the curves of an old run."""
-    return (path for path, _, files in os.walk(root) if any(map(io_wrapper.IsTensorFlowEventsFile, files)))
+    return (
+        path
+        for path, _, files in os.walk(root)
+        if any(map(io_wrapper.IsTensorFlowEventsFile, files))
+    )
 
 
 def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:
     try:
-        server = program.with_port_scanning(_Server)(_forbid_frames(_restrict_hosts(app, Hosts(flags), token)), flags)
+        server = program.with_port_scanning(_Server)(
+            _forbid_frames(_restrict_hosts(app, Hosts(flags), token)), flags
+        )
         server.token = token
         return server
     except program.TensorBoardServerException as error:
@@ -69,8 +87,8 @@ def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:
 def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
     """Restrict `app`, all tabs of TensorBoard, to known host names and to browsers with the token.
 
-    The first request has the token in its address, later ones in a cookie. The name of the cookie contains the port,
-    which cookies do not distinguish.
+    The first request has the token in its address, later ones in a cookie. The name of the cookie
+    contains the port, which cookies do not distinguish.
     """
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -83,10 +101,14 @@ def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
                 entered.headers["Set-Cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
                 return entered(environ, start_response)
             cookies = environ.get("HTTP_COOKIE", "").split(";")
-            if not any(hmac.compare_digest(given.strip().encode(), cookie.encode()) for given in cookies):
+            if not any(
+                hmac.compare_digest(given.strip().encode(), cookie.encode()) for given in cookies
+            ):
                 raise Refusal(403, NO_TOKEN)
         except Refusal as no:
-            return Response(f"{no.reason}\n", no.code, mimetype="text/plain")(environ, start_response)
+            return Response(f"{no.reason}\n", no.code, mimetype="text/plain")(
+                environ, start_response
+            )
         return app(environ, start_response)
 
     return answer
@@ -97,7 +119,9 @@ def _forbid_frames(app: App) -> App:
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
-            return start_response(status, [*headers, ("Content-Security-Policy", "frame-ancestors 'self'")], *rest)
+            return start_response(
+                status, [*headers, ("Content-Security-Policy", "frame-ancestors 'self'")], *rest
+            )
 
         return app(environ, start)
 

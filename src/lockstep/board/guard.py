@@ -1,8 +1,8 @@
 """Access control for the tab Training: TensorBoard has no login and checks no method, host or origin.
 
-A page of another site can send requests to a port of this machine, put the tab into a frame, or point its own host name
-here (DNS rebinding). `Hosts` rejects that name, `Guard` the rest. The token of `lockstep board` (command.py) keeps out
-other users of this machine.
+A page of another site can send requests to a port of this machine, put the tab into a frame, or
+point its own host name here (DNS rebinding). `Hosts` rejects that name, `Guard` the rest. The token
+of `lockstep board` (command.py) keeps out other users of this machine.
 """
 
 import argparse
@@ -32,7 +32,9 @@ class Hosts:
     """
 
     def __init__(self, flags: argparse.Namespace) -> None:
-        self._names = LOOPBACK | {name.strip().lower() for name in flags.training_hosts.split(",") if name.strip()}
+        self._names = LOOPBACK | {
+            name.strip().lower() for name in flags.training_hosts.split(",") if name.strip()
+        }
         self._has_addresses = flags.bind_all or flags.host in WILDCARDS
         if self._has_addresses:
             self._names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -70,7 +72,9 @@ class Guard:
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
-        if not is_same_site or (origin is not None and origin.partition("//")[2].lower() != host.lower()):
+        if not is_same_site or (
+            origin is not None and origin.partition("//")[2].lower() != host.lower()
+        ):
             return "The request comes from a page of another site."
         return ""
 

@@ -20,12 +20,13 @@ SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20
 def importance_in(sweep: Path) -> dict[str, Any]:
     """Return the importances of the settings for the objective, the largest first; their sum is 1.
 
-    `chance` has what each setting reaches at most if the values are shuffled over the trials, in the same unit. Both
-    are empty below MIN_TRIALS finished trials; points that were drawn again count once. Raises OSError, KeyError or
-    ValueError for a journal that is missing or damaged.
+    `chance` has what each setting reaches at most if the values are shuffled over the trials, in
+    the same unit. Both are empty below MIN_TRIALS finished trials; points that were drawn again
+    count once. Raises OSError, KeyError or ValueError for a journal that is missing or damaged.
     """
     journal = sweep / JOURNAL
-    with open(journal, "rb", opener=no_link):  # Optuna would create a missing one, and wait for a pipe
+    # Optuna would create a missing one, and wait for a pipe
+    with open(journal, "rb", opener=no_link):
         storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.load_study(study_name="study", storage=storage)
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -35,7 +36,11 @@ def importance_in(sweep: Path) -> dict[str, Any]:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         alone = optuna.create_study(direction=study.direction)
         for trial in points.values():
-            alone.add_trial(create_trial(params=trial.params, distributions=trial.distributions, value=trial.value))
+            alone.add_trial(
+                create_trial(
+                    params=trial.params, distributions=trial.distributions, value=trial.value
+                )
+            )
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
         measured = evaluator.evaluate(alone)
         shuffled = [evaluator.evaluate(_shuffle_values(alone, seed)) for seed in range(SHUFFLES)]

@@ -1,7 +1,7 @@
 """The tab Training of TensorBoard: lists runs, shows one, stops it and keeps notes; guard.py checks the permission.
 
-Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need itself. A page
-refers to a run by its id, never by a path.
+Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need
+itself. A page refers to a run by its id, never by a path.
 """
 
 import argparse
@@ -82,7 +82,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "/run": self._application("GET", self._show),
             "/sweep": self._application("GET", self._show_sweep),
             "/importance": self._application("GET", self._weigh_settings),
-            "/control": self._application("GET", lambda request: {"reason": self._guard.refusal(request)}),
+            "/control": self._application(
+                "GET", lambda request: {"reason": self._guard.refusal(request)}
+            ),
             "/stop": self._application("POST", self._stop),
             "/notes": self._application("POST", self._write_notes),
         }
@@ -92,13 +94,17 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
-        return base_plugin.FrontendMetadata(es_module_path="/index.js", tab_name="Training", disable_reload=True)
+        return base_plugin.FrontendMetadata(
+            es_module_path="/index.js", tab_name="Training", disable_reload=True
+        )
 
     def _list(self, request: Request) -> dict[str, Any]:
         """Return all runs and a row for each sweep, with the overrides in which these rows differ."""
         runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watched)]
         sweeps = self._sweeps.rows()
-        differing = discovery.differing_overrides([*(run for run in runs if "sweep" not in run), *sweeps])
+        differing = discovery.differing_overrides(
+            [*(run for run in runs if "sweep" not in run), *sweeps]
+        )
         return {"runs": runs, "sweeps": sweeps, "differing": differing, "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
@@ -110,13 +116,17 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "rows": rows[::-every][::-1],  # includes the last one
             "resume": discovery.resume_command(run),
             "command": f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}".rstrip(),
-            "curves": {"run": os.path.relpath(run.folder.curves("train"), self._root), "tag": "loss/step"},
+            "curves": {
+                "run": os.path.relpath(run.folder.curves("train"), self._root),
+                "tag": "loss/step",
+            },
             "confusion": discovery.read_confusion(run.folder),
         }
 
     def _weigh_settings(self, request: Request) -> dict[str, Any]:
         """Return the importance of the settings of a search; a page asks when a trial has finished."""
-        from lockstep.board.importance import importance_in  # optuna, which TensorBoard does not need
+        # optuna, which TensorBoard does not need
+        from lockstep.board.importance import importance_in
 
         name = request.args.get("name")
         if name is None or name not in {run.sweep for run in self._watched.runs().values()}:
@@ -144,24 +154,35 @@ class TrainingPlugin(base_plugin.TBPlugin):
             gate.need_made_here(run.folder, "stop it where it was started")
             run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
-            raise Refusal(403, f"{run.name} cannot be stopped from here: {error.strerror}.") from error
+            raise Refusal(
+                403, f"{run.name} cannot be stopped from here: {error.strerror}."
+            ) from error
         return {"message": f"Stop requested for {run.name}; it saves a checkpoint first."}
 
     def _write_notes(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request, max_bytes=discovery.MAX_NOTES_BYTES)
         asked = _request_body(request)
         note, tags = asked.get("note"), asked.get("tags")
-        if not (isinstance(note, str) and isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        if not (
+            isinstance(note, str)
+            and isinstance(tags, list)
+            and all(isinstance(tag, str) for tag in tags)
+        ):
             raise Refusal(400, 'Expected {"run": id, "note": text, "tags": [text]}.')
         run = self._find(asked.get("run"), is_fresh=True)
         with self._notes_lock:
             if asked.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
-                raise Refusal(409, f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.")
+                raise Refusal(
+                    409,
+                    f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.",
+                )
             try:
                 gate.need_made_here(run.folder, "copy what you need from it")
                 write_json(run.folder.notes, {"note": note, "tags": tags})
             except OSError as error:
-                raise Refusal(403, f"No note can be written for {run.name}: {error.strerror}.") from error
+                raise Refusal(
+                    403, f"No note can be written for {run.name}: {error.strerror}."
+                ) from error
         return {"message": f"Note of {run.name} saved."}
 
     def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
@@ -170,7 +191,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
             raise Refusal(404, "This run no longer exists.")
         return run
 
-    def _application(self, method: str, answer: Callable[[Request], dict[str, Any]]) -> "WSGIApplication":
+    def _application(
+        self, method: str, answer: Callable[[Request], dict[str, Any]]
+    ) -> "WSGIApplication":
         """Wrap `answer` as an application for one method under a known host; its JSON may be a refusal."""
 
         def respond(request: Request) -> Response:
@@ -180,7 +203,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
                     raise Refusal(405, f"{method} only.")
                 return http_util.Respond(request, to_json(answer(request)), "application/json")
             except Refusal as no:
-                return http_util.Respond(request, {"message": no.reason}, "application/json", code=no.code)
+                return http_util.Respond(
+                    request, {"message": no.reason}, "application/json", code=no.code
+                )
 
         return Request.application(respond)
 
@@ -196,4 +221,6 @@ def _request_body(request: Request) -> dict[str, Any]:
 
 
 def _file(path: Path) -> "WSGIApplication":
-    return Request.application(lambda request: http_util.Respond(request, path.read_bytes(), TYPES[path.suffix]))
+    return Request.application(
+        lambda request: http_util.Respond(request, path.read_bytes(), TYPES[path.suffix])
+    )

@@ -19,7 +19,9 @@ STATES = (
 
 def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
     """Return the name and the value of the first metric of the test, of the loss only without another one."""
-    names = sorted((name for name in metrics if name.startswith("test/")), key=lambda name: name == "test/loss")
+    names = sorted(
+        (name for name in metrics if name.startswith("test/")), key=lambda name: name == "test/loss"
+    )
     return {"tested": names[0], "test": metrics[names[0]]} if names else {}
 
 
@@ -37,7 +39,10 @@ class Sweeps:
         for run in self._watched.runs().values():
             if run.sweep is not None:
                 trials[run.sweep][run.folder] = self._watched.facts(run)
-        return [_row(name, [*facts.values()]) | self._results(name, facts) for name, facts in trials.items()]
+        return [
+            _row(name, [*facts.values()]) | self._results(name, facts)
+            for name, facts in trials.items()
+        ]
 
     def _results(self, name: str, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
         """Return the command of a sweep, and the means of its best setting if it has one."""
@@ -58,7 +63,11 @@ class Sweeps:
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return a sweep by its name. Raises KeyError for an unknown one, ValueError for one that cannot be read."""
-        facts = {run.folder: self._watched.facts(run) for run in self._watched.runs().values() if run.sweep == name}
+        facts = {
+            run.folder: self._watched.facts(run)
+            for run in self._watched.runs().values()
+            if run.sweep == name
+        }
         if not facts:
             raise KeyError(name)
         with self._lock:
@@ -78,7 +87,8 @@ class _Sweep:
 
     def read(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[list[str], Any]:
         """Return the command and the table of the sweep; `facts` are those of its runs so far."""
-        from lockstep.trials import results, table  # these need pydantic, which TensorBoard does not
+        # these need pydantic, which TensorBoard does not
+        from lockstep.trials import results, table
         from lockstep.trials.ledger import Ledger
 
         if (changed := modified_ns(self._folder.path / SWEEP)) != self._changed:
@@ -86,7 +96,10 @@ class _Sweep:
             self._config = table.config_of(self._ledger)
             self._table = None
             self._changed = changed
-        objective, is_search = results.monitored_objective(self._config), self._config.search is not None
+        objective, is_search = (
+            results.monitored_objective(self._config),
+            self._config.search is not None,
+        )
         is_changed = self._table is None
         for trial in self._ledger.trials:
             seen = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
@@ -95,9 +108,13 @@ class _Sweep:
                 self._seen[trial.number] = seen
                 self._rows.pop(trial.number, None)
                 best = results.best_epoch(trial.folder, objective)
-                self._metrics[trial.number] = {name: value for name, value in best.items() if "/" in name}
+                self._metrics[trial.number] = {
+                    name: value for name, value in best.items() if "/" in name
+                }
         if is_changed:
-            self._table = table.table(self._ledger, objective, {}, known=self._rows, is_search=is_search)
+            self._table = table.table(
+                self._ledger, objective, {}, known=self._rows, is_search=is_search
+            )
         return list(map(str, self._ledger.command)), self._table
 
     def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
@@ -108,7 +125,9 @@ class _Sweep:
         return {
             "keys": made.keys,
             "is_max": made.objective.is_max,  # of the first metric, by which the trials are sorted
-            "metrics": list(names | dict.fromkeys(name for trial in trials for name in trial["values"])),
+            "metrics": list(
+                names | dict.fromkeys(name for trial in trials for name in trial["values"])
+            ),
             "trials": trials,
             "repeated": [[row.trial.number for row in rows] for _, rows in made.repeated],
             "groups": [group._asdict() for group in made.groups],

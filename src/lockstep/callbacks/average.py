@@ -21,23 +21,26 @@ from lockstep.system.kinds import Fraction
 def exponential_average(decay: Annotated[Fraction, Doc("its highest value")]) -> Any:
     """Return an exponential moving average whose decay rises: min(decay, (1 + n) / (10 + n)) after n updates.
 
-    With a constant decay the average of a short training is that of its first weights. The formula is that of
-    TensorFlow's ExponentialMovingAverage with `num_updates`.
+    With a constant decay the average of a short training is that of its first weights. The formula
+    is that of TensorFlow's ExponentialMovingAverage with `num_updates`.
     """
     return partial(_move, decay)
 
 
 def _move(decay: float, averages: list[Tensor], currents: list[Tensor], num_averaged: int) -> None:
-    get_ema_multi_avg_fn(min(decay, (1 + num_averaged) / (10 + num_averaged)))(averages, currents, num_averaged)
+    get_ema_multi_avg_fn(min(decay, (1 + num_averaged) / (10 + num_averaged)))(
+        averages, currents, num_averaged
+    )
 
 
 class AveragedWeights(WeightAveraging):
     """Averages weights and buffers over optimizer steps, for validation, test and best.ckpt.
 
-    `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place, such as
-    `exponential_average(decay)`. `num_averaged` counts the steps of the whole run, before this one. Only floating-point
-    and complex tensors are averaged, others are copied. Unlike torch's own update, this one never reads the number of
-    updates from the GPU. A step that is skipped because float16 overflowed changes no average.
+    `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place,
+    such as `exponential_average(decay)`. `num_averaged` counts the steps of the whole run, before
+    this one. Only floating-point and complex tensors are averaged, others are copied. Unlike
+    torch's own update, this one never reads the number of updates from the GPU. A step that is
+    skipped because float16 overflowed changes no average.
     """
 
     def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:
@@ -50,7 +53,9 @@ class AveragedWeights(WeightAveraging):
             average.__class__ = _Average
 
     @override
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Resume an average. Lightning (2.6) would also test the last weights in place of the averages of best.ckpt."""
         if trainer.state.fn == TrainerFn.FITTING:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
@@ -71,7 +76,9 @@ class _Average(AveragedModel):
                 averages, currents = pairs.setdefault(average.dtype, ([], []))
                 averages.append(average)
                 # the average of an average and itself is the same
-                currents.append(current if is_skipped is None else current.where(~is_skipped, average))
+                currents.append(
+                    current if is_skipped is None else current.where(~is_skipped, average)
+                )
             else:
                 average.copy_(current)
         assert self.multi_avg_fn is not None

@@ -32,21 +32,31 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.best_epoch = state_dict.get("best_epoch")
-        self._best_loss = state_dict.get("best_loss")  # earlier versions have none: then the next of equal ones wins
+        # earlier versions have none: then the next of equal ones wins
+        self._best_loss = state_dict.get("best_loss")
 
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
         loss = _loss_of(trainer)
-        if current is None or not self.best_k_models or not self.save_top_k == 1 == self.every_n_epochs:
+        if (
+            current is None
+            or not self.best_k_models
+            or not self.save_top_k == 1 == self.every_n_epochs
+        ):
             is_better = super().check_monitor_top_k(trainer, current)
         else:
             new, best = (
                 rank(float(score), its_loss, is_max=self.mode == "max")
-                for score, its_loss in ((current, loss), (self.best_k_models[self.best_model_path], self._best_loss))
+                for score, its_loss in (
+                    (current, loss),
+                    (self.best_k_models[self.best_model_path], self._best_loss),
+                )
             )
             # an epoch without a validation has the values of an earlier one
             is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
-            is_better = trainer.strategy.reduce_boolean_decision(new < best or (new == best and is_validated))
+            is_better = trainer.strategy.reduce_boolean_decision(
+                new < best or (new == best and is_validated)
+            )
         if is_better:
             self._best_loss, self.best_epoch = loss, trainer.current_epoch
         return is_better
@@ -60,23 +70,30 @@ def _loss_of(trainer: L.Trainer) -> float | None:
 class Relocation(L.Callback):
     """Replaces the paths in the state of every ModelCheckpoint when a run resumes in another folder.
 
-    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next state, even a
-    worse one, would replace best.ckpt.
+    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next
+    state, even a worse one, would replace best.ckpt.
     """
 
     @override
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})
             before, now = state.get("dirpath"), getattr(callback, "dirpath", None)
             if before and now and before != now:
-                checkpoint["callbacks"][callback.state_key] = _relocate(state, Path(before), Path(now))
+                checkpoint["callbacks"][callback.state_key] = _relocate(
+                    state, Path(before), Path(now)
+                )
 
 
 def _relocate(value: Any, before: Path, now: Path) -> Any:
     """Replace all paths below `before` by paths below `now`."""
     if isinstance(value, dict):
-        return {_relocate(key, before, now): _relocate(inner, before, now) for key, inner in value.items()}
+        return {
+            _relocate(key, before, now): _relocate(inner, before, now)
+            for key, inner in value.items()
+        }
     if isinstance(value, str) and value and Path(value).is_relative_to(before):
         return str(now / Path(value).relative_to(before))
     return value

@@ -31,7 +31,10 @@ FACTS = (("images/s", 10), ("time", 9), ("left", 9))
 
 def columns_for(width: int, metrics: Sequence[str]) -> list[tuple[str, str, int]]:
     """Columns after the epoch as (name, head, width): of the metrics and facts, as many as fit into `width`."""
-    heads = [(name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " ")) for name in metrics]
+    heads = [
+        (name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " "))
+        for name in metrics
+    ]
     columns = [(name, head, max(MIN_COLUMN_WIDTH, len(head) + 2)) for name, head in heads]
     columns += [(name, name, wide) for name, wide in FACTS]
     while EPOCH_WIDTH + sum(wide for *_, wide in columns) > width and len(columns) > 1:
@@ -58,8 +61,8 @@ def live_line(width: int, epoch: str, fraction: float | None, facts: Sequence[st
 class Console(L.Callback):
     """Rank 0 prints the metrics of each epoch, and the progress in between.
 
-    A thread reads the progress from the record, also during a step that compiles or waits for data. It reads no
-    tensor, so that no GPU waits.
+    A thread reads the progress from the record, also during a step that compiles or waits for data.
+    It reads no tensor, so that no GPU waits.
     """
 
     def __init__(self, record: Record, metrics: Sequence[str]) -> None:
@@ -94,14 +97,19 @@ class Console(L.Callback):
             self._begin_table([*metrics])
         left, rate = self._record.left_s(trainer), self._record.images_per_s
         cells = {name: _narrow(value) for name, value in metrics.items()}
-        cells |= {"images/s": f"{rate:,.0f}" if rate else "-", "left": duration(left) if left is not None else "-"}
+        cells |= {
+            "images/s": f"{rate:,.0f}" if rate else "-",
+            "left": duration(left) if left is not None else "-",
+        }
         cells |= {"time": duration(self._record.epoch_times_s[-1])}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._printed = time.monotonic()
         monitor = getattr(trainer.checkpoint_callback, "monitor", None) or ""
         if not self._has_warned and not math.isfinite(value := metrics.get(monitor, 0.0)):
-            self._out.print(f"{monitor} is {value}: such an epoch is never the best one", soft_wrap=True)
+            self._out.print(
+                f"{monitor} is {value}: such an epoch is never the best one", soft_wrap=True
+            )
             self._has_warned = True
 
     @override
@@ -118,7 +126,9 @@ class Console(L.Callback):
         self._end()
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._end()
 
     def _begin_table(self, metrics: Sequence[str]) -> None:
@@ -135,7 +145,9 @@ class Console(L.Callback):
             sys.breakpointhook = partial(debug, self._end)
         every_s = REFRESH_S if self._live else min(FIRST_S, EVERY_S) / 10
         self._is_over.clear()
-        self._thread = threading.Thread(target=self._watch, args=(trainer, every_s), daemon=True, name="console")
+        self._thread = threading.Thread(
+            target=self._watch, args=(trainer, every_s), daemon=True, name="console"
+        )
         self._thread.start()
 
     def _watch(self, trainer: L.Trainer, every_s: float) -> None:
@@ -169,7 +181,10 @@ class Console(L.Callback):
             so_far = f"{duration(now - phase.since)} so far"
             if not phase.num_batches:
                 return None, [f"{phase.name}, {so_far}"]
-            return phase.num_done / phase.num_batches, [f"{phase.name} {phase.num_done}/{phase.num_batches}", so_far]
+            return phase.num_done / phase.num_batches, [
+                f"{phase.name} {phase.num_done}/{phase.num_batches}",
+                so_far,
+            ]
         facts = [f"step {pace.num_done}/{pace.num_batches}"]
         epoch_left, left = pace.epoch_left_s(now), self._record.left_s(trainer)
         facts += [f"{duration(epoch_left)} left"] if epoch_left else []  # 0 if the batch is late

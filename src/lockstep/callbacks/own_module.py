@@ -12,7 +12,8 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
     if isinstance(module, Classifier):
         return module.metrics
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return next(each.metrics for each in callbacks if hasattr(each, "metrics"))  # its companion comes first
+    # its companion comes first
+    return next(each.metrics for each in callbacks if hasattr(each, "metrics"))
 
 
 def micro_batches(module: L.LightningModule) -> int:
@@ -22,7 +23,11 @@ def micro_batches(module: L.LightningModule) -> int:
 
 def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
     """Return the number of steps so far; each batch is one, for any number of optimizers of a custom module."""
-    return trainer.global_step if isinstance(module, Classifier) else trainer.fit_loop.total_batch_idx + 1
+    return (
+        trainer.global_step
+        if isinstance(module, Classifier)
+        else trainer.fit_loop.total_batch_idx + 1
+    )
 
 
 def skipped_steps(module: L.LightningModule) -> dict[str, int]:

@@ -16,14 +16,15 @@ class Phase:
 class Pace:
     """Times of the batches of each epoch, in seconds of one clock.
 
-    The first `num_warm_up` batches of an epoch are not measured: the first one compiles and allocates, and the host
-    launches some more before it waits for a GPU.
+    The first `num_warm_up` batches of an epoch are not measured: the first one compiles and
+    allocates, and the host launches some more before it waits for a GPU.
     """
 
     def __init__(self, *, num_warm_up: int) -> None:
         self._num_warm_up = num_warm_up
         self.num_batches = self.num_done = 0
-        self._num_seen = self._num_images = 0  # batches of this process, and images after the warm-up
+        # batches of this process, and images after the warm-up
+        self._num_seen = self._num_images = 0
         self._warm = (0.0, 0)  # time and number of batches at the end of the warm-up
         self._last = self._other_s = 0.0
         self._num_ended = 0

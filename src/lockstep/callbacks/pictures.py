@@ -36,7 +36,11 @@ class Pictures(L.Callback):
     """
 
     def __init__(
-        self, *, num_images: Annotated[Positive, Doc("number of predictions, and of worst mistakes, to show")]
+        self,
+        *,
+        num_images: Annotated[
+            Positive, Doc("number of predictions, and of worst mistakes, to show")
+        ],
     ) -> None:
         self._num_images = num_images
 
@@ -57,19 +61,31 @@ class Pictures(L.Callback):
 
         folder = RunFolder(Path(trainer.default_root_dir))
         folder.pictures.mkdir(exist_ok=True)
-        for path in folder.pictures.glob("test_*"):  # a network without mistakes replaces no picture of them
+        # a network without mistakes replaces no picture of them
+        for path in folder.pictures.glob("test_*"):
             remove(path)
         names, step = module.image_format.class_names, module.global_step
         if not findings.is_multilabel:
             shown = plots.displayed_classes(findings.confusion)
-            facts = {"step": step, "num_classes": len(names), "classes": [names[number] for number in shown]}
-            write_json(folder.confusion("test"), {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()})
+            facts = {
+                "step": step,
+                "num_classes": len(names),
+                "classes": [names[number] for number in shown],
+            }
+            write_json(
+                folder.confusion("test"),
+                {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()},
+            )
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
-        writers = [_writer(logger) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        writers = [
+            _writer(logger) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
+        ]
         with plots.style():
             what = f"test, step {step:,}"
-            for name, figure in figures(data.splits.test.pixels, names, findings, self._num_images, what):
+            for name, figure in figures(
+                data.splits.test.pixels, names, findings, self._num_images, what
+            ):
                 path = folder.pictures / f"test_{name}.png"
                 with atomic_file(path) as file:
                     figure.savefig(file, format="png", dpi=plots.DPI)
@@ -80,7 +96,9 @@ class Pictures(L.Callback):
 
 def _writer(logger: TensorBoardLogger) -> SummaryWriter:
     """Return the event file of the test, in which a repeated one replaces its pictures."""
-    return logger.writer("test") if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
+    return (
+        logger.writer("test") if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
+    )
 
 
 def figures(

@@ -37,7 +37,8 @@ STYLE: dict[Any, Any] = {
 MAX_CLASSES = 40  # of more classes, the least accurate are shown
 MAX_CLASSES_WITH_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
-GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125  # inches of a grid: its title, an image, a line below it
+# inches of a grid: its title, an image, a line below it
+GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125
 GAP = 0.04  # inches between two pictures of one image
 DPI = 130
 SIDE = 240  # pixels of a file in a sheet
@@ -70,7 +71,9 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
         for (row, column), count in np.ndenumerate(counts):
             if count:
                 colour = "white" if fractions[row, column] > 0.5 else DARK
-                ax.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=7.5)
+                ax.text(
+                    column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=7.5
+                )
     ticks: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 2 else {}
     ax.set_xticks(range(len(labels)), labels, fontsize=8, **ticks)
     ax.set_yticks(range(len(labels)), labels, fontsize=8)
@@ -78,7 +81,11 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     ax.spines[:].set_visible(False)
     ax.set_xlabel("predicted")
     ax.set_ylabel("true")
-    of_all = "" if len(shown) == len(names) else f": the {len(shown)} least accurate of {len(names):,} classes"
+    of_all = (
+        ""
+        if len(shown) == len(names)
+        else f": the {len(shown)} least accurate of {len(names):,} classes"
+    )
     ax.set_title(title + of_all)
     bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="fraction of the true class")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
@@ -90,7 +97,8 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
     if len(counts) <= MAX_CLASSES:
         return list(range(len(counts)))
     totals = counts.sum(1)
-    accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)  # without samples: last
+    # without samples: last
+    accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
     return worst[:MAX_CLASSES]
 
@@ -98,7 +106,8 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
 def reliability(findings: Findings, what: str) -> Figure:
     """Draw how often a predicted class is right, or a label present, against its probability, in bins of equal width.
 
-    A point is at the mean probability of its bin, with the 95 % interval of Wilson (1927, doi.org/10.2307/2276774).
+    A point is at the mean probability of its bin, with the 95 % interval of Wilson (1927,
+    doi.org/10.2307/2276774).
     """
     from scipy.stats import binomtest  # takes 0.4 s
 
@@ -118,7 +127,11 @@ def reliability(findings: Findings, what: str) -> Figure:
             top.vlines(x, *zip(*ends, strict=True), color=colour, linewidth=1)
         below.stairs(bins[0], EDGES, fill=colour == BLUE, color=colour, alpha=0.8)
     top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False)
-    event, of = ("labels that are present", "a label") if findings.is_multilabel else ("right predictions", "the class")
+    event, of = (
+        ("labels that are present", "a label")
+        if findings.is_multilabel
+        else ("right predictions", "the class")
+    )
     top.set_title(f"Reliability ({what})", pad=24)
     top.set(ylabel=f"fraction of {event}", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     top.grid(color=LINE, linewidth=0.6)
@@ -134,11 +147,14 @@ def image_grid(
 ) -> Figure:
     """Draw images (C, H, W), or stacks of them one below the other, with a caption below each, red for a mistake.
 
-    Floats are of any range: each image is drawn from its darkest to its brightest value. All are in one `Axes` whose
-    units are inches, which is faster than one for each.
+    Floats are of any range: each image is drawn from its darkest to its brightest value. All are in
+    one `Axes` whose units are inches, which is faster than one for each.
     """
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
-    num_rows, cell = -(-len(captions) // NUM_COLUMNS), (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
+    num_rows, cell = (
+        -(-len(captions) // NUM_COLUMNS),
+        (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09,
+    )
     height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
     fig.set_layout_engine("none")
@@ -146,16 +162,33 @@ def image_grid(
     ax.set_axis_off()
     ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
     wide = WIDTH / NUM_COLUMNS
-    for number, (caption, right, *stack) in enumerate(zip(captions, is_right, *stacks, strict=False)):
+    for number, (caption, right, *stack) in enumerate(
+        zip(captions, is_right, *stacks, strict=False)
+    ):
         row, column = divmod(number, NUM_COLUMNS)
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
             shown = image[: 3 if len(image) >= 3 else 1].transpose(1, 2, 0)
             if shown.dtype != np.uint8:
-                shown = (255 * (shown - shown.min()) / max(shown.max() - shown.min(), 1e-12)).round().astype(np.uint8)
-            tall, half_width = (PICTURE * side / max(shown.shape[:2]) for side in (shown.shape[0], shown.shape[1] / 2))
+                shown = (
+                    (255 * (shown - shown.min()) / max(shown.max() - shown.min(), 1e-12))
+                    .round()
+                    .astype(np.uint8)
+                )
+            tall, half_width = (
+                PICTURE * side / max(shown.shape[:2])
+                for side in (shown.shape[0], shown.shape[1] / 2)
+            )
             extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
-            ax.imshow(shown, "gray", vmin=0, vmax=255, interpolation="nearest", extent=extent, aspect="auto")
+            ax.imshow(
+                shown,
+                "gray",
+                vmin=0,
+                vmax=255,
+                interpolation="nearest",
+                extent=extent,
+                aspect="auto",
+            )
             y += PICTURE + GAP
         colour = DARK if right else RED
         ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=colour)
@@ -163,7 +196,11 @@ def image_grid(
 
 
 def write_sheet(
-    path: Path, stacks: Sequence[Sequence[Image]], captions: Sequence[str], is_right: Sequence[bool], title: str
+    path: Path,
+    stacks: Sequence[Sequence[Image]],
+    captions: Sequence[str],
+    is_right: Sequence[bool],
+    title: str,
 ) -> None:
     """Write a grid of images to a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +211,9 @@ def write_sheet(
 def picture(pixels: Pixels, position: int) -> Image:
     """Return an image (C, H, W) for a person: of a file all of it, scaled to SIDE."""
     if isinstance(pixels, ImageFiles):
-        pixels = replace(pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0))
+        pixels = replace(
+            pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0)
+        )
     return pixels[torch.tensor([position])][0].numpy()
 
 

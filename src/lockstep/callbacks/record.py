@@ -13,7 +13,13 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import hash_of, metrics_of, micro_batches, skipped_steps, steps_done
+from lockstep.callbacks.own_module import (
+    hash_of,
+    metrics_of,
+    micro_batches,
+    skipped_steps,
+    steps_done,
+)
 from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
@@ -26,15 +32,26 @@ EVERY_S = 1.0
 class Record(L.Callback):
     """Rank 0 writes status.json at most once a second, and a row of metrics.csv per epoch.
 
-    `first_step` is shown until the first step is done; "" if it is like the others. `note` is the reason in the status
-    while there is no other. The console reads `pace` and `phase`.
+    `first_step` is shown until the first step is done; "" if it is like the others. `note` is the
+    reason in the status while there is no other. The console reads `pace` and `phase`.
     """
 
     def __init__(
-        self, folder: RunFolder, *, facts: dict[str, Any], monitor: str | None, first_step: str = "", note: str = ""
+        self,
+        folder: RunFolder,
+        *,
+        facts: dict[str, Any],
+        monitor: str | None,
+        first_step: str = "",
+        note: str = "",
     ) -> None:
         self._folder = folder
-        self.facts = {**facts, "host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+        self.facts = {
+            **facts,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": time.time(),
+        }
         self._started = time.monotonic()  # a clock may be set back
         self._monitor = monitor
         self._note = note
@@ -74,7 +91,12 @@ class Record(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Count the images of all ranks, and measure the speed without the validation after the last batch."""
         self._epoch_images += batch.shard.size
@@ -107,7 +129,9 @@ class Record(L.Callback):
         }
         step = steps_done(trainer, pl_module)
         for logger in trainer.loggers:
-            logger.log_metrics({name: value for name, value in speed.items() if value is not None}, step)
+            logger.log_metrics(
+                {name: value for name, value in speed.items() if value is not None}, step
+            )
         row = {
             "epoch": trainer.current_epoch + 1,
             "step": step,
@@ -122,7 +146,9 @@ class Record(L.Callback):
         self._write(trainer, pl_module, "training", is_urgent=True)
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Flush all metrics before a checkpoint: a resume from it does not log them again."""
         if isinstance(pl_module, Classifier):
             pl_module.wait()  # it logs some steps late
@@ -151,14 +177,22 @@ class Record(L.Callback):
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero:  # now: averages are in their place, and the test loads the best weights
+        # now: averages are in their place, and the test loads the best weights
+        if trainer.is_global_zero:
             self.facts["weights_sha256"] = hash_of(pl_module)
 
     def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
-    def end(self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, reason: str, **facts: Any) -> None:
+    def end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        state: str,
+        reason: str,
+        **facts: Any,
+    ) -> None:
         """Write the last status, with more facts: `signal` names the one that stopped the run."""
         self.facts |= facts
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
@@ -172,7 +206,13 @@ class Record(L.Callback):
         return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 
     def _write(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, state: str, *, is_urgent: bool = False, reason: str = ""
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        state: str,
+        *,
+        is_urgent: bool = False,
+        reason: str = "",
     ) -> None:
         now = time.monotonic()
         if not trainer.is_global_zero or (now < self._next_write and not is_urgent):
@@ -189,17 +229,22 @@ class Record(L.Callback):
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
             **self.facts,
-            # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch, where a run may stop
+            # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch,
+            # where a run may stop
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
             step=step,
             total_steps=total_steps or None,
             **skipped_steps(pl_module),
             percent=round(100 * step / total_steps, 1) if total_steps else None,
-            learning_rate=trainer.optimizers[0].param_groups[0]["lr"] if trainer.optimizers else None,
+            learning_rate=trainer.optimizers[0].param_groups[0]["lr"]
+            if trainer.optimizers
+            else None,
             epoch_s=_round_digits(self.epoch_times_s[-1] if self.epoch_times_s else None, 3),
             elapsed_s=_round_digits(now - self._started),
-            epoch_remaining_s=_round_digits(self.pace.epoch_left_s(now)) if state == "training" else None,
+            epoch_remaining_s=_round_digits(self.pace.epoch_left_s(now))
+            if state == "training"
+            else None,
             remaining_s=_round_digits(self.left_s(trainer)),
             images_per_s=_round_digits(self.images_per_s),
             best=self._best_of(trainer),

@@ -14,8 +14,8 @@ from lockstep.models.outcomes import Findings, Outcomes
 class Reliability(L.Callback):
     """Keeps the `findings` of each test, and of each validation outside a training.
 
-    If `is_applied`, it gives the module the calibration of a checkpoint that it loads for them. A training that
-    resumes from one goes on without: its weights change.
+    If `is_applied`, it gives the module the calibration of a checkpoint that it loads for them. A
+    training that resumes from one goes on without: its weights change.
     """
 
     def __init__(self, *, is_applied: bool) -> None:
@@ -24,7 +24,9 @@ class Reliability(L.Callback):
         self.findings: Findings | None = None
 
     @override
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self._is_applied and trainer.state.fn != TrainerFn.FITTING:
             assert isinstance(pl_module, Classifier)
             calibration.restore(pl_module, checkpoint)

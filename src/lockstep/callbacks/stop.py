@@ -33,12 +33,12 @@ class Stopped(Exception):
 class StopTogether(Checkpoint):
     """Turns a signal on any rank, a request on rank 0 or the time limit into one decision of all ranks.
 
-    `requested` returns the text of a request, empty without one. Before the `checkpoint` is written, `stopping` is
-    called with trainer, module and reason.
+    `requested` returns the text of a request, empty without one. Before the `checkpoint` is
+    written, `stopping` is called with trainer, module and reason.
 
-    Stops after an optimizer step that is not the last of its epoch, or after the validation and checkpoints of the
-    epoch: a checkpoint in between would skip that validation on resume. A subclass of Checkpoint, because Lightning
-    calls these last.
+    Stops after an optimizer step that is not the last of its epoch, or after the validation and
+    checkpoints of the epoch: a checkpoint in between would skip that validation on resume. A
+    subclass of Checkpoint, because Lightning calls these last.
     """
 
     def __init__(
@@ -73,7 +73,12 @@ class StopTogether(Checkpoint):
         internals.silence_broadcast(trainer)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         """Decide between two optimizer steps; the request of this step takes effect after the next one."""
         if trainer.is_last_batch or (batch_idx + 1) % micro_batches(pl_module):
@@ -110,6 +115,7 @@ class StopTogether(Checkpoint):
         if request == REQUESTED:
             return Stopped(self._requested() or "requested", None)  # if it was removed meanwhile
         if request == TIME_LIMIT:
-            limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"  # of another rank
+            # of another rank
+            limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"
             return Stopped(f"time limit{limit}", None, is_out_of_time=True)
         return Stopped(f"signal {signal.Signals(request).name}", signal.Signals(request).name)

@@ -1,8 +1,9 @@
 """Metrics of a run in TensorBoard.
 
-Event files of train are in the folder of the run, those of validation and test in folders inside it. TensorBoard shows
-each folder with event files as a run, in one colour, and metrics of the same name in one chart. So a loss has the same
-name in all three, and train and validation differ in colour.
+Event files of train are in the folder of the run, those of validation and test in folders inside
+it. TensorBoard shows each folder with event files as a run, in one colour, and metrics of the same
+name in one chart. So a loss has the same name in all three, and train and validation differ in
+colour.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ TAGS = {name: f"optimization/{name}" for name in ("learning_rate", "gradient_nor
 def split_and_tag(name: str) -> tuple[str, str]:
     """Return the split of a metric, and its name in the files of the split: `val/loss` is `loss` of `val`.
 
-    `train_step/loss` is `loss/step` of `train`. Metrics of no split are written to the files of `train`.
+    `train_step/loss` is `loss/step` of `train`. Metrics of no split are written to the files of
+    `train`.
     """
     group, _, quantity = name.partition("/")
     split, _, kind = group.partition("_")
@@ -34,13 +36,16 @@ def split_and_tag(name: str) -> tuple[str, str]:
 class SplitTensorBoardLogger(TensorBoardLogger):
     """TensorBoard's logger with one name for a metric in all splits, so that they share a chart.
 
-    `val/loss` is written as `loss` to the files of val below the run folder `save_dir`, `train/loss` as `loss` to those
-    of train. TensorBoard drops points of earlier sessions from the optimizer step `purge_step` on, since these steps
-    are trained again; so is an interrupted test after the step before.
+    `val/loss` is written as `loss` to the files of val below the run folder `save_dir`,
+    `train/loss` as `loss` to those of train. TensorBoard drops points of earlier sessions from the
+    optimizer step `purge_step` on, since these steps are trained again; so is an interrupted test
+    after the step before.
     """
 
     def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:
-        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step)
+        super().__init__(
+            save_dir, name="", version="", default_hp_metric=False, purge_step=purge_step
+        )
         self._purge_step = purge_step
         self._others: dict[str, SummaryWriter] = {}
 

@@ -9,7 +9,11 @@ from lockstep.system import json_output
 def end_run(folder: RunFolder, code: int) -> None:
     """Print the state and the summary of a run, and exit with its code if that is not 0."""
     if json_output.is_reserved():
-        facts = {"path": str(folder.path), "state": folder.read_status().get("state"), "exit_code": code}
+        facts = {
+            "path": str(folder.path),
+            "state": folder.read_status().get("state"),
+            "exit_code": code,
+        }
         answer(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
         _put_failure(folder)
     if code:
@@ -27,4 +31,6 @@ def end_task(folder: RunFolder) -> None:
 def _put_failure(folder: RunFolder) -> None:
     if folder.failure.exists():
         text = folder.failure.read_text("utf-8", "replace")
-        json_output.put_errors(ConfigError(*errors_of(text if text.startswith(PREFIX) else folder.failure_cause())))
+        json_output.put_errors(
+            ConfigError(*errors_of(text if text.startswith(PREFIX) else folder.failure_cause()))
+        )

@@ -33,10 +33,17 @@ if TYPE_CHECKING:
     from lockstep.data.splits import Splits
 
 
-def check(typed: Sequence[str], source: compose.Source, *, is_json: bool = False, pictures: str | None = None) -> int:
+def check(
+    typed: Sequence[str],
+    source: compose.Source,
+    *,
+    is_json: bool = False,
+    pictures: str | None = None,
+) -> int:
     """Check and show the data of these overrides. Returns 1 for broken images, wrong targets, leaks or contradictions.
 
-    With `is_json` standard output is one JSON object. `pictures` is a PNG file for the pairs of copies.
+    With `is_json` standard output is one JSON object. `pictures` is a PNG file for the pairs of
+    copies.
     """
     if pictures is not None:
         if Path(pictures).suffix != ".png" or Path(pictures).is_dir():
@@ -87,7 +94,9 @@ def _check(
     sizes = [each.size for each in seen if each.size is not None]
     texts = {
         "training": _use(images, decoding, sizes),
-        "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes))) if decoding is not None else "",
+        "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes)))
+        if decoding is not None
+        else "",
         "memory": _placement(config, images, decoding),
         "steps": _steps(config, len(inspection.seen["train"])),
     }
@@ -96,15 +105,25 @@ def _check(
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
         for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
     }
-    leaks, opposed = ([each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction"))
-    wrong, twice, near = ([each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS)
-    unlearnable = [each for each in copies if each.is_equal and each.has_targets and "contradiction" not in each.kinds]
+    leaks, opposed = (
+        [each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction")
+    )
+    wrong, twice, near = (
+        [each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS
+    )
+    unlearnable = [
+        each
+        for each in copies
+        if each.is_equal and each.has_targets and "contradiction" not in each.kinds
+    ]
     leak_text = f"in more than one split{' of a fold' if folds else ''}"
     if "group" in config.data.arguments() and any(each.distance for each in leaks):
         leak_text += "; if they are bursts, name these with data.group="
     near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
     num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0
-    wrong_targets = f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+    wrong_targets = (
+        f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+    )
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.seen),
         ("groups", describe_groups(images)),
@@ -116,15 +135,22 @@ def _check(
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
-        ("not compared", f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else ""),
-        ("similar", describe_similar(images.class_names, [part.groups for part in images.parts.values()])),
+        (
+            "not compared",
+            f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else "",
+        ),
+        (
+            "similar",
+            describe_similar(images.class_names, [part.groups for part in images.parts.values()]),
+        ),
         ("other targets", _first("of one image", unlearnable)),
     ]
     lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
     for group in (wrong, twice, near):
         lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
     counts = {
-        split: dict(zip(images.class_names, images.class_counts(split) or (), strict=False)) for split in images.parts
+        split: dict(zip(images.class_names, images.class_counts(split) or (), strict=False))
+        for split in images.parts
     }
     keys = ("split", "name", "target")
     listed = [[dict(zip(keys, image, strict=False)) for image in each.images] for each in copies]
@@ -153,13 +179,27 @@ def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str
 
     stacks, captions = list[list[plots.Image]]([[], []]), list[str]()
     for each in copies[:MAX_PAIRS]:
-        lines = [*each.kind.split(" and "), f"distance {each.distance:.4f}" if each.distance else "equal"]
-        for stack, (split, name, target, (part, position), *_) in zip(stacks, each.images, strict=False):
+        lines = [
+            *each.kind.split(" and "),
+            f"distance {each.distance:.4f}" if each.distance else "equal",
+        ]
+        for stack, (split, name, target, (part, position), *_) in zip(
+            stacks, each.images, strict=False
+        ):
             stack.append(plots.picture(images.parts[part].pixels, position))
-            lines += [plots.short_name(name, 20, is_end=True), plots.short_name(f"{split}, {target}", 20)]
+            lines += [
+                plots.short_name(name, 20, is_end=True),
+                plots.short_name(f"{split}, {target}", 20),
+            ]
         captions.append("\n".join(lines))
-    count = plural(len(copies), "pair") if len(captions) == len(copies) else f"{MAX_PAIRS} of {len(copies):,} pairs"
-    plots.write_sheet(path, stacks, captions, [not each.kinds for each in copies], f"Copies: {count}")
+    count = (
+        plural(len(copies), "pair")
+        if len(captions) == len(copies)
+        else f"{MAX_PAIRS} of {len(copies):,} pairs"
+    )
+    plots.write_sheet(
+        path, stacks, captions, [not each.kinds for each in copies], f"Copies: {count}"
+    )
     return f"pictures of {count} in {path}"
 
 
@@ -174,11 +214,23 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     is_one_number = targets.dim() == 1 and not targets.is_floating_point() and len(targets) > 0
     if is_one_number and 0 <= targets.min() <= targets.max() < len(names):
         counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
-    elif targets.dim() == 2 and targets.shape[1] == len(names) and bool(((targets == 0) | (targets == 1)).all()):
+    elif (
+        targets.dim() == 2
+        and targets.shape[1] == len(names)
+        and bool(((targets == 0) | (targets == 1)).all())
+    ):
         counts = targets.long().sum(0).tolist()
     elif targets.dim() == 2 and targets.shape[1] == len(names) and len(targets):
-        values = zip(names, targets.amin(0).tolist(), targets.mean(0).tolist(), targets.amax(0).tolist(), strict=True)
-        ranges = [f"{name} {low:g} to {high:g}, mean {mean:.3g}" for name, low, mean, high in values]
+        values = zip(
+            names,
+            targets.amin(0).tolist(),
+            targets.mean(0).tolist(),
+            targets.amax(0).tolist(),
+            strict=True,
+        )
+        ranges = [
+            f"{name} {low:g} to {high:g}, mean {mean:.3g}" for name, low, mean, high in values
+        ]
         return f"{total} ({'; '.join(ranges)})"
     else:
         return f"{total}, targets of shape {tuple(targets.shape[1:])}"
@@ -187,7 +239,10 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
 
 def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     """Return an error for each split with numbers that are no classes; other targets and tasks need the network."""
-    is_usual = config.task.target == "lockstep.tasks.Classification" and config.task.arguments()["loss"] is None
+    is_usual = (
+        config.task.target == "lockstep.tasks.Classification"
+        and config.task.arguments()["loss"] is None
+    )
     if config.has_own_module or not is_usual:
         return []
     import torch
@@ -212,14 +267,19 @@ def _sizes(sides: Mapping[str, Mapping[str, float]]) -> str:
         return "unknown: no image can be used"
     if all(side["min"] == side["max"] for side in sides.values()):
         return f"all {sides['height']['min']}x{sides['width']['min']} pixels (HxW)"
-    return ", ".join("{} {min:,} to {max:,}, median {median:,.0f}".format(name, **side) for name, side in sides.items())
+    return ", ".join(
+        "{} {min:,} to {max:,}, median {median:,.0f}".format(name, **side)
+        for name, side in sides.items()
+    )
 
 
 def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[int, int]]) -> str:
     if decoding is None:
         pixels = images.train.pixels
         channels, height, width = pixels.shape[1:]
-        return f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
+        return (
+            f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
+        )
     smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
     return f"{'RGB' if decoding.channels == 3 else 'grey'} {decoding.view.text}{enlarged}"
@@ -229,9 +289,16 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
     from lockstep.data.splits import ImageError, is_streamed, num_bytes
 
     memory = config.data.memory
-    gpu = ", on the GPU if they fit there" if num_visible_gpus() and memory in ("auto", "device") else ""
+    gpu = (
+        ", on the GPU if they fit there"
+        if num_visible_gpus() and memory in ("auto", "device")
+        else ""
+    )
     if decoding is None:
-        pixels, total = images.train.pixels, sum(num_bytes(part.pixels) for part in images.parts.values())
+        pixels, total = (
+            images.train.pixels,
+            sum(num_bytes(part.pixels) for part in images.parts.values()),
+        )
         if is_streamed(pixels):
             return f"streamed: made when they are needed ({pixels.reason})"
         return f"{size_text(total)} in host memory{gpu}"

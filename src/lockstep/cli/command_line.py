@@ -18,8 +18,8 @@ VALUES = (("-cn", "--config-name"), ("-cd", "--config-dir"), ("-cp", "--config-p
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a training, as Hydra did.
 
-    `unknown` of the result lists options that no training has, each with its text as a setting: ("--epochs",
-    "epochs=5").
+    `unknown` of the result lists options that no training has, each with its text as a setting:
+    ("--epochs", "epochs=5").
     """
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")

@@ -18,7 +18,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
     check.add_argument("--pictures", metavar="FILE", help=text)
     json_output.add_option(check)
-    text = "download the data and pretrained weights that a training needs, for jobs without a network"
+    text = (
+        "download the data and pretrained weights that a training needs, for jobs without a network"
+    )
     fetch = commands.add_parser("fetch", help=text, description=text)
     _add_overrides(fetch)
     json_output.add_option(fetch)
@@ -26,7 +28,9 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     text = "folder or URL of images, and settings, as for lockstep train"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=text)
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=text
+    )
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
@@ -36,7 +40,9 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
     try:
         typed = arguments.overrides
         places = [
-            text for text in typed if "://" in text.partition("=")[0] or not ("=" in text or text.startswith("~"))
+            text
+            for text in typed
+            if "://" in text.partition("=")[0] or not ("=" in text or text.startswith("~"))
         ]
         if len(places) == 1:
             settings = [text for text in typed if text not in places]

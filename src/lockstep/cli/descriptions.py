@@ -1,7 +1,8 @@
 """Type, range and meaning of settings, as texts for `--help` and docs/configuration.md. No torch.
 
-Sections have them in their fields. The parameters of Lockstep's own callables have them in their signatures, which
-need torch; conf/lockstep.schema.json, which is written from these signatures, has them here.
+Sections have them in their fields. The parameters of Lockstep's own callables have them in their
+signatures, which need torch; conf/lockstep.schema.json, which is written from these signatures, has
+them here.
 """
 
 import json

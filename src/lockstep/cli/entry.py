@@ -30,18 +30,22 @@ def _end(number: int, frame: FrameType | None) -> None:
 def start_training() -> None:
     """Start importing torch in the fork server, unless the command line contains --help.
 
-    A process of torchrun or srun computes itself. Exits with one line for wrong variables of a launcher.
+    A process of torchrun or srun computes itself. Exits with one line for wrong variables of a
+    launcher.
     """
     try:
         world = outer_world(os.environ)
     except ValueError as error:
         json_output.fail(error)
         raise SystemExit(EXIT_CONFIG) from error
-    is_help = any(word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:])
+    is_help = any(
+        word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:]
+    )
     if not is_help and (world is None or world.world_size == 1):
         from lockstep.system import processes  # imports multiprocessing
 
-        with contextlib.suppress(FileNotFoundError):  # the current folder no longer exists; the command reports it
+        # the current folder no longer exists; the command reports it
+        with contextlib.suppress(FileNotFoundError):
             processes.start_server()
 
 

@@ -34,7 +34,9 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
     config = saved_run.change_run(folder, here, arguments.overrides, source).config
     data_presence.check(config.data)
-    trainer = config.trainer.model_copy(update={"precision": "float32", "memory_format": "contiguous"})
+    trainer = config.trainer.model_copy(
+        update={"precision": "float32", "memory_format": "contiguous"}
+    )
     config = config.model_copy(update={"compile": False, "trainer": trainer})
     import_training()
     from lockstep.inference import export

@@ -19,7 +19,12 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     if is_url and VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
         raise ConfigError(
-            Error("conflict", f"data.copy_to={data.copy_to}", problem, "remove it to use data.cache here")
+            Error(
+                "conflict",
+                f"data.copy_to={data.copy_to}",
+                problem,
+                "remove it to use data.cache here",
+            )
         )
     changes: dict[str, object] = {"download": True} if "download" in data.arguments() else {}
     if not is_url:
@@ -33,14 +38,24 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     def load(local: Data) -> tuple[str, str | None, int, int]:
         images, decoding = open_source(config.seed, local)
         folder = decoding.table.folder if decoding is not None else local.root
-        text = plural(sum(map(len, images.parts.values())), "image") + (f" in {folder}" if folder else "")
+        text = plural(sum(map(len, images.parts.values())), "image") + (
+            f" in {folder}" if folder else ""
+        )
         return text, local.root, images.train.pixels.shape[1], len(images.class_names)
 
     text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False)
     file, weights = config.model.arguments().get("pretrained"), ""
     if pretrained_weights.fetch_weights(config, *shape):
-        weights = file if isinstance(file, str) else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
+        weights = (
+            file
+            if isinstance(file, str)
+            else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
+        )
     answer({"data": text, "root": root, "weights": weights or None})
-    rows = [("data", text), ("weights", weights), ("for jobs", f"data.root={root}" if is_url else "")]
+    rows = [
+        ("data", text),
+        ("weights", weights),
+        ("for jobs", f"data.root={root}" if is_url else ""),
+    ]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)
     return 0

@@ -39,7 +39,14 @@ COMPLETION = """
 Tab completes groups, options and settings after this line; zsh and fish: install=zsh, install=fish
   eval "$({command} -sc install=bash)"
 """
-FIRST = ("trainer.max_epochs", "global_batch_size", "optimizer.lr", "trainer.devices", "trainer.precision", "seed")
+FIRST = (
+    "trainer.max_epochs",
+    "global_batch_size",
+    "optimizer.lr",
+    "trainer.devices",
+    "trainer.precision",
+    "seed",
+)
 FOOT = """
 null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed: \
 +callbacks.checkpoint.every_n_epochs=2. --trust resumes a copied run, or one of another project or user: \
@@ -74,7 +81,9 @@ def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
         cfg = compose_config((), source)
     tree: Any = OmegaConf.to_container(cfg)
     for name in names:
-        _print_part(tree, name, groups(*source.folders)) if name != ELSEWHERE else show_benchmark(source)
+        _print_part(tree, name, groups(*source.folders)) if name != ELSEWHERE else show_benchmark(
+            source
+        )
     if not names:
         _print_all(tree, groups(*source.folders))
 
@@ -90,7 +99,10 @@ def _print_all(tree: dict[str, Any], options: Groups) -> None:
     for name in FIRST:
         _print_rows(_rows(tree, name))
     print("\nGroups and their options")
-    _print_rows([(group, ", ".join(options[group])) for group in options if group != ELSEWHERE], max(map(len, options)))
+    _print_rows(
+        [(group, ", ".join(options[group])) for group in options if group != ELSEWHERE],
+        max(map(len, options)),
+    )
     print("\nAll settings")
     for name in sorted(tree, key=lambda name: isinstance(tree[name], dict)):  # sections last
         _print_section(tree, name)
@@ -101,7 +113,10 @@ def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
     """Print the options and settings of a group or a section, or one setting."""
     if name not in options and not list(_rows(tree, name)):
         path = name.split(".")
-        fix = question(meant_key(tree, path, options), hint(path[-1]) or f"{training_command()} --help lists them")
+        fix = question(
+            meant_key(tree, path, options),
+            hint(path[-1]) or f"{training_command()} --help lists them",
+        )
         raise ConfigError(Error("unknown", name, "is not a group or a setting", fix))
     if name in options:
         _print_text(f"{name}={' | '.join(options[name])}")
@@ -126,7 +141,8 @@ def option_error(option: str, text: str, source: Source) -> Error:
     try:
         plan([text], source)
     except ConfigError as error:
-        own = (text.partition("=")[0], text, repr(text))  # other errors are about settings that it needs
+        # other errors are about settings that it needs
+        own = (text.partition("=")[0], text, repr(text))
         fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
     return Error("unknown", option, "is not an option", fixes[0])
 
@@ -144,7 +160,10 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     if path[-1] == "_target_" or not kind:
         return ""
     kind = f"({kind})"
-    words = [word if len(word) <= MIN_MEANING_WIDTH else word.replace("|", " | ") for word in kind.split(" ")]
+    words = [
+        word if len(word) <= MIN_MEANING_WIDTH else word.replace("|", " | ")
+        for word in kind.split(" ")
+    ]
     blank = NO_BREAK if len(kind) <= MIN_MEANING_WIDTH else " "  # a short type stays on one line
     return " ".join(filter(None, [meaning, blank.join(words)]))
 
@@ -154,7 +173,9 @@ def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
     left = left if _width() - left - 4 >= MIN_MEANING_WIDTH else 4
     for name, meaning in rows:
         lines = _wrap(meaning, _width() - left - 4)
-        for first, line in zip_longest([name], ["", *lines] if lines and len(name) > left else lines, fillvalue=""):
+        for first, line in zip_longest(
+            [name], ["", *lines] if lines and len(name) > left else lines, fillvalue=""
+        ):
             print(f"  {first:<{left}}  {line}".rstrip())
 
 

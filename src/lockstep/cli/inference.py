@@ -62,11 +62,15 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         )
         may_differ = False
         if isinstance(options, EvalOptions):
-            adapted_config, may_differ = saved_run.replace_images(adapted_config, arguments.overrides)
+            adapted_config, may_differ = saved_run.replace_images(
+                adapted_config, arguments.overrides
+            )
         config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
         if config.cluster.name != "none":
             is_sweep = isinstance(options, LabelsOptions) and bool(options.predictions)
-            parents = (path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file())
+            parents = (
+                path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file()
+            )
             return _submit(arguments, [str(next(parents, folder.path))], config)
         may_differ = may_differ and config.changed_data == "refuse"
         if isinstance(options, EvalOptions):
@@ -83,7 +87,11 @@ def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
     for text in texts:
         if text.lstrip("+~").startswith(OF_A_TRAINING):
             hint = precision_hint if "precision" in text else "remove it"
-            raise ConfigError(Error("conflict", text, "is for a training, which this command does not start", hint))
+            raise ConfigError(
+                Error(
+                    "conflict", text, "is for a training, which this command does not start", hint
+                )
+            )
 
 
 def open_run(
@@ -96,18 +104,24 @@ def open_run(
     if arguments.checkpoint is None:
         checkpoint = folder.path  # nothing is loaded
     else:
-        checkpoint = checkpoints.requested_checkpoint(folder, arguments.checkpoint, option="--checkpoint {}")
+        checkpoint = checkpoints.requested_checkpoint(
+            folder, arguments.checkpoint, option="--checkpoint {}"
+        )
     saved = config_file.load(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
     settings = (*trust.VARIABLES, *(trust.PATHS if reads_data else ()))
-    trust.check(folder, saved, source, arguments.overrides, is_trusted=arguments.trust, settings=settings)
+    trust.check(
+        folder, saved, source, arguments.overrides, is_trusted=arguments.trust, settings=settings
+    )
     return folder, checkpoint, saved, source
 
 
 def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
     if arguments.output is None and arguments.top_k != 1:
-        raise ValueError(f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv.")
+        raise ValueError(
+            f"--top-k {arguments.top_k} has no rows to be written to: add --output rows.csv."
+        )
     return EvalOptions(
         arguments.split,
         top_k=_top_k(arguments),
@@ -142,7 +156,9 @@ def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
     if output.suffix != ".csv":
         raise ValueError(f"--output {arguments.output} is not named as a CSV file: use labels.csv.")
     for path in filter(Path.exists, (output, output.with_suffix(".png"))):
-        raise ValueError(f"--output: {naming.display_path(path)} exists: remove it, or name another file.")
+        raise ValueError(
+            f"--output: {naming.display_path(path)} exists: remove it, or name another file."
+        )
     need_writable("--output", arguments.output)
     if not (Path(arguments.run) / SWEEP).is_file():
         return LabelsOptions(output, [])
@@ -158,7 +174,9 @@ def _source(arguments: argparse.Namespace) -> str:
     """Return a split of the run, or the path of a file or folder, which becomes absolute."""
     if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
-            raise FileNotFoundError(f"{arguments.source} does not exist: give a folder or file of images, val or test.")
+            raise FileNotFoundError(
+                f"{arguments.source} does not exist: give a folder or file of images, val or test."
+            )
         arguments.source = str(Path(arguments.source).resolve())
     return arguments.source
 
@@ -200,14 +218,17 @@ def _devices(text: str | None) -> int | list[int] | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d+(,\d+)*,?", text):
-        raise ValueError(f"--devices {text} is neither a number of workers nor a list of GPUs such as 0,2.")
+        raise ValueError(
+            f"--devices {text} is neither a number of workers nor a list of GPUs such as 0,2."
+        )
     return [int(number) for number in text.split(",") if number] if "," in text else int(text)
 
 
 def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
     """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
 
-    Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which all machines see.
+    Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which
+    all machines see.
     """
     world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
     if known is not None and (world is None or world.rank == 0):
@@ -229,7 +250,9 @@ def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None
     from lockstep.assembly.process_group import meet, shared_folder
 
     meet(trained.config, workers, world, known)
-    logs = nullcontext(known) if known else shared_folder(_temporary_logs(task), trained.config, world)
+    logs = (
+        nullcontext(known) if known else shared_folder(_temporary_logs(task), trained.config, world)
+    )
     with logs as folder:
         code = worker.run_here(Job(task, folder, request), world)
         if world.rank == 0:
@@ -268,7 +291,11 @@ def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> 
         keys = [(text, compose.parse_override(text).key_or_group) for text in arguments.overrides]
         return [
             *(command, *names, *([arguments.source] if command in ("predict", "embed") else [])),
-            *(f"--{key.replace('_', '-')}={chosen[key]}" for key in VALUES if chosen.get(key) is not None),
+            *(
+                f"--{key.replace('_', '-')}={chosen[key]}"
+                for key in VALUES
+                if chosen.get(key) is not None
+            ),
             *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
             *(text for text, key in keys if scope(key) is not Scope.SUBMISSION),
         ]

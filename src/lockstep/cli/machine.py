@@ -45,10 +45,16 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         found, numbers = [], range(torch.cuda.device_count())
         for number in numbers:
             free, total = torch.cuda.mem_get_info(number)
-            gpu = {"name": torch.cuda.get_device_name(number), "memory_bytes": total, "free_bytes": free}
+            gpu = {
+                "name": torch.cuda.get_device_name(number),
+                "memory_bytes": total,
+                "free_bytes": free,
+            }
             gpu["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(number)))
             gpu["bfloat16"] = bfloat16_unit(torch.device("cuda", number)) is not None
-            gpu["linked_to"] = [o for o in numbers if o != number and torch.cuda.can_device_access_peer(number, o)]
+            gpu["linked_to"] = [
+                o for o in numbers if o != number and torch.cuda.can_device_access_peer(number, o)
+            ]
             found.append(gpu)
         return found, ""
     except RuntimeError as error:  # of the driver
@@ -61,14 +67,25 @@ def _show(facts: dict[str, Any]) -> None:
     for number, gpu in enumerate(gpus):
         sizes = (size_text(gpu["memory_bytes"]), size_text(gpu["free_bytes"]))
         capability = f"{gpu['compute_capability']}{', bfloat16' if gpu['bfloat16'] else ''}"
-        lines.append((str(number), gpu["name"], *sizes, capability, " ".join(map(str, gpu["linked_to"])) or NONE))
+        lines.append(
+            (
+                str(number),
+                gpu["name"],
+                *sizes,
+                capability,
+                " ".join(map(str, gpu["linked_to"])) or NONE,
+            )
+        )
     if gpus:
         heads = ("GPU", "name", "memory", "free", "capability", "linked to")
         print_table(new_table(heads, lines, out, right=("memory", "free")), out)
     rows = [
         ("GPUs", "" if gpus else "none"),
         ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),
-        ("memory", f"{size_text(facts['memory_bytes'])}{f', {size_text(free)} free' if free is not None else ''}"),
+        (
+            "memory",
+            f"{size_text(facts['memory_bytes'])}{f', {size_text(free)} free' if free is not None else ''}",
+        ),
     ]
     for name, disk in facts["scratch"].items():
         place = f" in {disk['path']}" if disk["path"] != name else ""

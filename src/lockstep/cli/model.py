@@ -21,7 +21,12 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
     config = build.settle_config(overrides.check(typed, source).configs[0])
     if config.has_own_module:
         raise ConfigError(
-            Error("unsupported", f"module._target_={config.module.target}", "may build another network", "remove it")
+            Error(
+                "unsupported",
+                f"module._target_={config.module.target}",
+                "may build another network",
+                "remove it",
+            )
         )
     data_presence.check(config.data)
     import_training()
@@ -36,7 +41,9 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
         print(summary_of(net, shape, depth))
     except Exception as error:  # of custom code, or of images that are too small
         problem = f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: {one_line(error)})"
-        raise ConfigError(Error("failed", f"model._target_={config.model.target}", located(problem, error))) from error
+        raise ConfigError(
+            Error("failed", f"model._target_={config.model.target}", located(problem, error))
+        ) from error
     return 0
 
 

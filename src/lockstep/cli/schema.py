@@ -23,6 +23,13 @@ def defaults(source: Source) -> dict[str, Any]:
     """Return the schema of a defaults list."""
     chosen = {"type": ["string", "array", "null"]}
     options = groups(*source.folders).items()
-    choices = {f"override /{group}": {"anyOf": [{"enum": names}, chosen]} for group, names in options}
-    entry = {"anyOf": [{"type": "string"}, {"type": "object", "properties": choices, "additionalProperties": chosen}]}
+    choices = {
+        f"override /{group}": {"anyOf": [{"enum": names}, chosen]} for group, names in options
+    }
+    entry = {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "object", "properties": choices, "additionalProperties": chosen},
+        ]
+    }
     return {"description": "options and files to start from", "type": "array", "items": entry}

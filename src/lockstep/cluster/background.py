@@ -16,7 +16,9 @@ from lockstep.runs.folder import RunFolder
 
 def script(cluster: Cluster, folder: RunFolder, code: Path, job_id: str) -> str:
     prefix, python = interpreter(cluster)
-    command = f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {job_id}"
+    command = (
+        f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {job_id}"
+    )
     return "\n".join([*cluster.setup, *exports(code), command])
 
 
@@ -44,7 +46,9 @@ def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tupl
             )
     except BlockingIOError as error:
         raise ConfigError(
-            Error("busy", str(folder.path), "already has a job in the background", "cancel it first")
+            Error(
+                "busy", str(folder.path), "already has a job in the background", "cancel it first"
+            )
         ) from error
     finally:
         os.close(lock)

@@ -15,8 +15,9 @@ RUNS = "outputs"  # at any depth: a command may be started in a folder of the pr
 def files(root: Path) -> list[Path]:
     """List the files of the project relative to `root`.
 
-    They are those that git tracks, and of others that it does not ignore Python files and all of conf. If it tracks
-    nothing here, they are src, conf, and the Python files next to them and in packages there.
+    They are those that git tracks, and of others that it does not ignore Python files and all of
+    conf. If it tracks nothing here, they are src, conf, and the Python files next to them and in
+    packages there.
     """
     tracked = _git(root, "ls-files", "-z")
     others = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *NEW)

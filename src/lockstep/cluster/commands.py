@@ -24,13 +24,17 @@ from lockstep.system.terminal import duration, new_table, print_table, printable
 from lockstep.system.wording import plural
 
 NAMES = "id of a job or an array, run folder, or latest"
-EPILOG = "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its run folder, or latest."
+EPILOG = (
+    "A job is given by its id (17, 17_3 of the array 17, local-3fa9c1), its run folder, or latest."
+)
 
 
 def run_jobs_command(texts: Sequence[str]) -> int:
     arguments = _parser().parse_args(texts)
     if not all([arguments.folder, *arguments.names]):
-        raise ValueError("a name is empty, perhaps an unset variable: give a job id, a run folder, or latest.")
+        raise ValueError(
+            "a name is empty, perhaps an unset variable: give a job id, a run folder, or latest."
+        )
     return arguments.function(_select_jobs(arguments), arguments)
 
 
@@ -38,20 +42,34 @@ def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
     found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         found = jobs.select_jobs(found, arguments.names or ["latest"])
-    return jobs.look(found, is_slurm_needed=arguments.function not in (_list, _show, waiting.result))
+    return jobs.look(
+        found, is_slurm_needed=arguments.function not in (_list, _show, waiting.result)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="lockstep jobs", description="Manage submitted runs.", epilog=EPILOG)
+    parser = CommandParser(
+        prog="lockstep jobs", description="Manage submitted runs.", epilog=EPILOG
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(
-        name: str, function: Callable[[list[Job], argparse.Namespace], int], text: str, *, names: str = "*"
+        name: str,
+        function: Callable[[list[Job], argparse.Namespace], int],
+        text: str,
+        *,
+        names: str = "*",
     ) -> argparse.ArgumentParser:
-        subparser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG)
-        default = "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
+        subparser = commands.add_parser(
+            name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG
+        )
+        default = (
+            "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
+        )
         subparser.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
-        subparser.add_argument("--folder", default="outputs", help="where to search for runs; default: outputs")
+        subparser.add_argument(
+            "--folder", default="outputs", help="where to search for runs; default: outputs"
+        )
         subparser.set_defaults(function=function)
         return subparser
 
@@ -71,7 +89,10 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([jobs.job_facts(job) for job in chosen_jobs])
     elif not chosen_jobs:
-        print("No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.", file=sys.stderr)
+        print(
+            "No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.",
+            file=sys.stderr,
+        )
     else:
         out = terminal.terminal()
         print_table(_table(chosen_jobs, out), out)
@@ -128,7 +149,10 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
         ("run folder", display_path(job.folder.path)),
         ("follow", jobs.follow_command(known) if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
-        ("resume", f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else ""),
+        (
+            "resume",
+            f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else "",
+        ),
         ("evaluate", f"lockstep eval {quote_path(job.folder.path)}" if is_trained else ""),
     ]
 
@@ -149,15 +173,22 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    from lockstep.cluster import submission  # with pydantic and Hydra, which the other commands do not need
+    # with pydantic and Hydra, which the other commands do not need
+    from lockstep.cluster import submission
 
     for job in chosen_jobs:
         if job.is_live:
-            raise ValueError(f"job {job.id} is {job.state}: only a job that has ended can be requeued.")
+            raise ValueError(
+                f"job {job.id} is {job.state}: only a job that has ended can be requeued."
+            )
         if not job.record.is_resumable:
             raise ValueError(f"job {job.id} is a benchmark, which is not resumed: submit it again.")
         if job.exit_code == 0:
-            hint = "" if job.record.command else f": train longer with {resume_override(job.folder.path)}"
+            hint = (
+                ""
+                if job.record.command
+                else f": train longer with {resume_override(job.folder.path)}"
+            )
             raise ValueError(f"job {job.id} is finished{hint}.")
         gate.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
     resumed: list[dict[str, str]] = []

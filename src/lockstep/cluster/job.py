@@ -1,8 +1,9 @@
 """The process of a job: trains its run or executes its command, and exits with the code that requeues it or not.
 
-A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of rank 0 -> the script of
-the job, which is outside of any container, calls `scontrol requeue` -> the same folder. Lightning requeues on SIGUSR1
-and submitit on SIGUSR2, both inside signal handlers: neither does here.
+A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of
+rank 0 -> the script of the job, which is outside of any container, calls `scontrol requeue` -> the
+same folder. Lightning requeues on SIGUSR1 and submitit on SIGUSR2, both inside signal handlers:
+neither does here.
 """
 
 import os
@@ -32,8 +33,10 @@ HOLD = (
     f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-REQUEUE = 76  # replaces EXIT_STOPPED if the scheduler stopped the run; only the script of the job sees it
-# signals by which the scheduler stops a run, and the reason in its status; sbatch sends SIGUSR1 as the warning
+# replaces EXIT_STOPPED if the scheduler stopped the run; only the script of the job sees it
+REQUEUE = 76
+# signals by which the scheduler stops a run, and the reason in its status; sbatch sends SIGUSR1 as
+# the warning
 REASONS = {
     "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
     "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
@@ -46,7 +49,8 @@ def run_job(path: str) -> NoReturn:
     """Do the work of a SLURM job; submitit calls this in every task of srun. Exits with the code of the work."""
     import submitit
 
-    signal.signal(signal.SIGCONT, signal.SIG_DFL)  # SLURM sends it when it ends a job; submitit warns of it, twice
+    # SLURM sends it when it ends a job; submitit warns of it, twice
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
     leave(lambda: work(RunFolder(Path(path)), submitit.JobEnvironment().job_id))
 
 
@@ -73,7 +77,8 @@ def work(folder: RunFolder, job_id: str) -> int:
     if code and world is not None and world.world_size > 1:
         if code == REQUEUE:  # srun exits with the code of a rank that it kills
             _await_others(folder)
-        time.sleep(GRACE_S)  # srun kills the others, which end by themselves, when one exits with a code
+        # srun kills the others, which end by themselves, when one exits with a code
+        time.sleep(GRACE_S)
     return code
 
 
@@ -88,7 +93,9 @@ def _record(folder: RunFolder, job_id: str) -> Record:
     deadline = time.monotonic() + RECORD_S
     while (job := record.read(folder)) is None or job.id != job_id:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{folder.job_file} is not of job {job_id}, whose submission was interrupted")
+            raise TimeoutError(
+                f"{folder.job_file} is not of job {job_id}, whose submission was interrupted"
+            )
         time.sleep(0.2)
     return job
 
@@ -102,13 +109,18 @@ def _update(folder: RunFolder, **fields: Any) -> None:
 def take_signals() -> None:
     """Replace submitit's handlers by one that does nothing; blocked signals stay blocked until the run handles them."""
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda number, frame: None)  # ignoring a signal would discard a pending one
+        # ignoring a signal would discard a pending one
+        signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
 
 def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    if job.engine == "slurm" and job.gpus_per_node and (num_gpus := num_visible_gpus()) < job.gpus_per_node:
+    if (
+        job.engine == "slurm"
+        and job.gpus_per_node
+        and (num_gpus := num_visible_gpus()) < job.gpus_per_node
+    ):
         shown = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
         error = f"cluster.gpus_per_node={job.gpus_per_node}, but {shown}: choose another partition, or strategy=cpu"
         folder.record_failure(f"config error: {error}\n")
@@ -135,15 +147,20 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, forward)
     environ = {**os.environ, PROJECT: job.code}
-    # the process keeps the signals blocked until it has handlers, and the lock of a job in the background
-    process = subprocess.Popen([sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ)
+    # the process keeps the signals blocked until it has handlers, and the lock of a job in the
+    # background
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ
+    )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     code = process.wait()
     name = signal.Signals(received[0]).name if received else None
     if received and code in (-received[0], 128 + received[0]):
         code = EXIT_STOPPED
     elif code not in (0, EXIT_STOPPED):
-        end = f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+        end = (
+            f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+        )
         folder.record_failure(f"the command {end} on {socket.gethostname()}, see the log\n")
         code = max(code, EXIT_FAILED)
     if is_first:
@@ -162,7 +179,11 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
         return "cancelled"
     if restarts and not job.is_resumable:
         return "started again by SLURM: a benchmark is not resumed"
-    if job.engine == "slurm" and restarts > job.cluster["max_requeues"] and not folder.read_summary():
+    if (
+        job.engine == "slurm"
+        and restarts > job.cluster["max_requeues"]
+        and not folder.read_summary()
+    ):
         return _over_limit(folder, job, restarts)
     return ""
 
@@ -189,6 +210,7 @@ def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str
     return REQUEUE, REASONS[number]
 
 
-if __name__ == "__main__":  # in the background of this machine: python -m lockstep.cluster.job FOLDER ID
+# in the background of this machine: python -m lockstep.cluster.job FOLDER ID
+if __name__ == "__main__":
     path, own_id = sys.argv[1:]
     leave(lambda: work(RunFolder(Path(path).resolve()), own_id))

@@ -59,7 +59,9 @@ class Job:
         if not self.is_live:
             return (run_reason if state in ENDED else "") or self.scheduled.reason or run_reason
         # the status of a run that has not begun is about its submission
-        return self.scheduled.reason or (f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else "")
+        return self.scheduled.reason or (
+            f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else ""
+        )
 
     @property
     def is_live(self) -> bool:
@@ -103,13 +105,17 @@ def recorded_jobs(roots: Iterable[Path]) -> list[Recorded]:
                 continue
             if read is not None:
                 records[path] = DiscoveredRun(run.id, display_path(path), RunFolder(path)), read
-    return sorted(records.values(), key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)))
+    return sorted(
+        records.values(),
+        key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)),
+    )
 
 
 def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
     """Select those named by the id of a job or array, by a run folder, or by a folder of runs; `latest` is the newest.
 
-    An id from before a requeue selects the present job. Raises ValueError for an unknown name, with the known ones.
+    An id from before a requeue selects the present job. Raises ValueError for an unknown name, with
+    the known ones.
     """
     picked: dict[str, Recorded] = {}
     for name in names:
@@ -122,7 +128,9 @@ def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorde
             matches = list(found[-1:])
         if not matches:
             newest = ", ".join(known.id for _, known in list(reversed(found))[:20])
-            raise ValueError(f"{name} is not a job. Known jobs: {newest or 'none, submit one with cluster=slurm'}.")
+            raise ValueError(
+                f"{name} is not a job. Known jobs: {newest or 'none, submit one with cluster=slurm'}."
+            )
         picked |= {pair[1].id: pair for pair in matches}
     return list(picked.values())
 
@@ -138,7 +146,11 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
     # after the states: a job that has ended wrote its last status
     looked = [(run, known, discovery.look(run)) for run, known in found]
     if silence is not None:
-        unsure = [known.id for run, known, facts in looked if known.id in ids and not _has_ended(run.folder, facts)]
+        unsure = [
+            known.id
+            for run, known, facts in looked
+            if known.id in ids and not _has_ended(run.folder, facts)
+        ]
         if unsure and is_slurm_needed:
             raise ValueError(f"the state of job {unsure[0]} is unknown: {silence}") from silence
         if unsure:
@@ -146,14 +158,19 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
     jobs = []
     for run, known, facts in looked:
         is_sure = known.id not in unsure
-        scheduled = states.get(known.id) or _unscheduled_state(run.folder, known, facts["state"], is_sure=is_sure)
+        scheduled = states.get(known.id) or _unscheduled_state(
+            run.folder, known, facts["state"], is_sure=is_sure
+        )
         jobs.append(Job(run, known, facts, scheduled))
     return jobs
 
 
 def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
     """Return the present jobs of those runs that were submitted. Raises ValueError like `record.read` and `look`."""
-    read = [(DiscoveredRun("", display_path(folder.path), folder), record.read(folder)) for folder in folders]
+    read = [
+        (DiscoveredRun("", display_path(folder.path), folder), record.read(folder))
+        for folder in folders
+    ]
     return look([(run, known) for run, known in read if known is not None])
 
 
@@ -187,7 +204,9 @@ def stop(jobs: Sequence[Job], reason: str) -> None:
     cancel([job for job in jobs if job not in begun])
 
 
-def _unscheduled_state(folder: RunFolder, job: Record, run_state: str, *, is_sure: bool) -> Scheduled:
+def _unscheduled_state(
+    folder: RunFolder, job: Record, run_state: str, *, is_sure: bool
+) -> Scheduled:
     """Return the state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
@@ -209,7 +228,9 @@ def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
 
 def resource_text(job: Record) -> str:
     gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
-    return f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
+    return (
+        f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
+    )
 
 
 def follow_command(job: Record) -> str:
@@ -225,6 +246,7 @@ def job_facts(job: Job) -> dict[str, Any]:
         "elapsed_s": job.scheduled.elapsed_s,
         "restarts": job.scheduled.restarts,
         "exit_code": job.exit_code,
-        "run": {key: value for key, value in job.facts.items() if key != "id"} | {"path": os.fspath(job.folder.path)},
+        "run": {key: value for key, value in job.facts.items() if key != "id"}
+        | {"path": os.fspath(job.folder.path)},
         "record": {key: value for key, value in vars(job.record).items() if key != "id"},
     }

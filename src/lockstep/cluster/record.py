@@ -16,7 +16,8 @@ MAX_NUMBER = 2**64  # of a number: the inode of a folder has 64 bits
 class Record:
     """One submission of a run. `cluster` holds its settings, `earlier` the ids of the submissions before it.
 
-    The job of a `command` executes `lockstep COMMAND` in every task, or in one (`is_head`), which starts the others.
+    The job of a `command` executes `lockstep COMMAND` in every task, or in one (`is_head`), which
+    starts the others.
     """
 
     id: str
@@ -54,9 +55,17 @@ def read(folder: RunFolder) -> Record | None:
         if not values:
             return None
         values.pop("inode", None)  # of an earlier version
-        lists = {name: tuple(values[name]) for name in ("earlier", "command") if _has_texts(values.get(name))}
+        lists = {
+            name: tuple(values[name])
+            for name in ("earlier", "command")
+            if _has_texts(values.get(name))
+        }
         record = Record(**{**values, **lists})
-        wrong = [field.name for field in fields(Record) if not _is_of(getattr(record, field.name), field.type)]
+        wrong = [
+            field.name
+            for field in fields(Record)
+            if not _is_of(getattr(record, field.name), field.type)
+        ]
         wrong += [] if wrong or ID.fullmatch(record.id) else ["id"]
         wrong += [] if wrong or record.pid is None or record.pid in range(1, 2**31) else ["pid"]
         if wrong:
@@ -68,9 +77,13 @@ def read(folder: RunFolder) -> Record | None:
 
 def _is_of(value: Any, kind: Any) -> bool:
     """Check a value against the annotation of a field of `Record`. No number is negative or huge."""
-    if kind == Mapping[str, Any]:  # as `config.schema.sections.Cluster`: plain values and lists of texts
+    # as `config.schema.sections.Cluster`: plain values and lists of texts
+    if kind == Mapping[str, Any]:
         values = value.values() if isinstance(value, dict) else [{}]
-        return all(each is None or isinstance(each, str | int | float) or _has_texts(each) for each in values)
+        return all(
+            each is None or isinstance(each, str | int | float) or _has_texts(each)
+            for each in values
+        )
     if kind == tuple[str, ...]:
         return isinstance(value, tuple)
     if isinstance(value, bool) or kind is bool:

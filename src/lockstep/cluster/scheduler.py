@@ -1,6 +1,7 @@
 """The states of SLURM jobs, by its command-line tools.
 
-By text, not `--json`: its fields differ between versions, and SLURM 22.05 lists there the jobs of all users.
+By text, not `--json`: its fields differ between versions, and SLURM 22.05 lists there the jobs of
+all users.
 """
 
 import os
@@ -16,7 +17,16 @@ TIMEOUT_S = 30.0  # SLURM's own tools retry for some seconds
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
 ACCOUNTS = "JobID,State,NodeList,Elapsed,ExitCode"
 LIVE = {
-    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "SIGNALING", "STAGE_OUT"),
+    *(
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "REQUEUED",
+        "SIGNALING",
+        "STAGE_OUT",
+    ),
     *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "REVOKED"),
 }
 
@@ -39,21 +49,31 @@ class Scheduled(NamedTuple):
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     """Return the jobs that SLURM remembers, of ids such as 17 or 17_3. Raises ValueError if it does not answer.
 
-    squeue has those that wait, run, or ended some minutes ago; sacct, where the site has a database, the others.
+    squeue has those that wait, run, or ended some minutes ago; sacct, where the site has a
+    database, the others.
     """
     requested, found = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
-    for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(squeue, requested, "Invalid job id"):
-        state = "SUSPENDED" if state == "STOPPED" else state  # in Lockstep a stopped run has saved and ended
+    for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(
+        squeue, requested, "Invalid job id"
+    ):
+        # in Lockstep a stopped run has saved and ended
+        state = "SUSPENDED" if state == "STOPPED" else state
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
         code = wait_status >> 8 or _signal_code(wait_status & 127)
-        found[job] = Scheduled(state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0))
+        found[job] = Scheduled(
+            state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0)
+        )
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
-    for job, state, nodes, elapsed, codes in _fields(sacct, requested - found.keys(), "storage is disabled"):
+    for job, state, nodes, elapsed, codes in _fields(
+        sacct, requested - found.keys(), "storage is disabled"
+    ):
         name = state.partition(" ")[0]  # "CANCELLED by 1000"
         code, number = map(int, codes.split(":"))
-        found.setdefault(job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)))
+        found.setdefault(
+            job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number))
+        )
     return {job: found[job] for job in requested & found.keys()}
 
 
@@ -89,10 +109,17 @@ def call(*command: str, unless: str | None = None) -> str:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     try:
         done = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
         )
     except FileNotFoundError:
-        raise ValueError(f"{command[0]} is not on this machine: use a login node of the cluster.") from None
+        raise ValueError(
+            f"{command[0]} is not on this machine: use a login node of the cluster."
+        ) from None
     except subprocess.TimeoutExpired:
         message = f"{command[0]} did not answer within {TIMEOUT_S:g} s: SLURM is busy or down, try again later."
         raise ValueError(message) from None

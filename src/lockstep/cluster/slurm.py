@@ -21,16 +21,32 @@ if TYPE_CHECKING:
     import submitit
 
 # variables of an outer launcher, which a job would mistake for its own
-OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+OUTER = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
-# SBATCH_* override the script: kept are the defaults of a site, where the configuration does not set the option
+# SBATCH_* override the script: kept are the defaults of a site, where the configuration does not
+# set the option
 KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
 ALL = 10**9  # tasks of an array at a time; submitit's default is 256
 
 
 def executor(
-    config: Config, workers: Workers, *, name: str, files: Path, code: Path, cwd: Path, is_head: bool
+    config: Config,
+    workers: Workers,
+    *,
+    name: str,
+    files: Path,
+    code: Path,
+    cwd: Path,
+    is_head: bool,
 ) -> "submitit.SlurmExecutor":
     """Create submitit's executor of a job with a task for each worker, or one on its first node (`is_head`)."""
     import submitit
@@ -41,7 +57,9 @@ def executor(
             raise ConfigError(Error("value", "the folder", problem, "rename it"))
     cluster, num_parallel = config.cluster, config.launcher.parallel
     prefix, python = interpreter(cluster)
-    slurm_executor = submitit.SlurmExecutor(files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}")
+    slurm_executor = submitit.SlurmExecutor(
+        files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}"
+    )
     cpus = cluster.cpus_per_worker
     parameters: dict[str, Any] = {
         "partition": cluster.partition,
@@ -68,10 +86,12 @@ def executor(
             "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
             # its own steps use the same resources; without --cpu-bind one task has one core
             *(["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"] if is_head else []),
-            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),  # not inherited from sbatch since SLURM 22.05
+            # not inherited from sbatch since SLURM 22.05
+            *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
         ],
         additional_parameters={
-            "signal": f"USR1@{cluster.warn_s}",  # replaces submitit's, on which it requeues inside a handler
+            # replaces submitit's, on which it requeues inside a handler
+            "signal": f"USR1@{cluster.warn_s}",
             "requeue": True,
             "chdir": str(cwd),
             **{key: value if sign else True for key, sign, value in options},
@@ -82,7 +102,11 @@ def executor(
 
 def interpreter(cluster: Cluster) -> tuple[str, str]:
     """Return the container command with a trailing space, if any, and its python, or this python without one."""
-    return (f"{cluster.container} ", "python") if cluster.container else ("", shlex.quote(sys.executable))
+    return (
+        (f"{cluster.container} ", "python")
+        if cluster.container
+        else ("", shlex.quote(sys.executable))
+    )
 
 
 def exports(code: Path) -> list[str]:
@@ -104,12 +128,16 @@ def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
     return sbatch_script(slurm_executor)
 
 
-def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder]) -> list[tuple[str, Path, None]]:
+def submit(
+    slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder]
+) -> list[tuple[str, Path, None]]:
     """Submit runs, several as one array. Returns id, log and no pid for each. Raises ConfigError."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
-        with _clean_environment({*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}):
+        with _clean_environment(
+            {*slurm_executor.parameters, *slurm_executor.parameters["additional_parameters"]}
+        ):
             jobs = slurm_executor.map_array(job.run_job, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError(Error("failed", "", "sbatch refused the job", _reason(error))) from error
@@ -121,7 +149,11 @@ def submit(slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder
 def _reason(error: Exception) -> str:
     """Return the message of sbatch, without the traceback that submitit puts before it."""
     lines = [line.removeprefix("sbatch: error: ").strip() for line in str(error).splitlines()]
-    reasons = [line for line in lines if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))]
+    reasons = [
+        line
+        for line in lines
+        if line and not line.startswith(("Traceback", "File ", "stderr", "stdout"))
+    ]
     return "; ".join(reasons[-3:]) or type(error).__name__
 
 

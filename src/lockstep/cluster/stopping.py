@@ -22,7 +22,9 @@ def stop(run: str, reason: str) -> int:
     else:
         folder = naming.find(run)
         gate.need_made_here(folder, STOP_IT)
-        state = folder.read_status().get("state", "starting" if folder.is_locked() else "not started")
+        state = folder.read_status().get(
+            "state", "starting" if folder.is_locked() else "not started"
+        )
         name, its, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
         raise ValueError(f"{name} is not running{f': {state}' if state else ''}")

@@ -87,7 +87,9 @@ def _dry_run(config: Config, name: str, chosen: Path | None, *, is_head: bool = 
     """Print the script of a job. Returns the folder that it would have."""
     if chosen is not None:
         _need_empty(chosen)
-    folder = RunFolder((chosen or naming.free_path(Path("outputs"), name, datetime.now())).resolve())
+    folder = RunFolder(
+        (chosen or naming.free_path(Path("outputs"), name, datetime.now())).resolve()
+    )
     print(script(folder, config, name=name, is_head=is_head), end="")
     return folder
 
@@ -124,26 +126,35 @@ def submit_all(
 ) -> list[Record]:
     """Submit prepared runs, several as one array, or a command. One that fails does not affect the others.
 
-    All share one copy of the code in `base`, next to scripts and logs; `old_code` is an existing copy. Jobs run in
-    `cwd`, by default the current folder. Raises ConfigError if runs request different nodes, or the scheduler refuses.
+    All share one copy of the code in `base`, next to scripts and logs; `old_code` is an existing
+    copy. Jobs run in `cwd`, by default the current folder. Raises ConfigError if runs request
+    different nodes, or the scheduler refuses.
 
-    The run folders change only after the scheduler has accepted: a job waits for its record before it reads them.
+    The run folders change only after the scheduler has accepted: a job waits for its record before
+    it reads them.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
     names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(
-            Error("conflict", "", "jobs of one array need the same cluster.*, devices, num_nodes and strategy")
+            Error(
+                "conflict",
+                "",
+                "jobs of one array need the same cluster.*, devices, num_nodes and strategy",
+            )
         )
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier = [record.read(folder) for folder in folders]
     frozen = old_code or code.freeze(project_root(), base.code)
     records: list[Record] = []
     try:
-        # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without printing its id yet
+        # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without
+        # printing its id yet
         with signals.block_signals():
             if cluster.name == "local":
-                started = [background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders]
+                started = [
+                    background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders
+                ]
             else:
                 paths = {"files": base.job_files, "code": frozen, "cwd": cwd}
                 made = slurm.executor(configs[0], workers, name=name, is_head=is_head, **paths)
@@ -177,7 +188,11 @@ def submit_all(
                     config_file.save(job_config(config), folder.config)
                 folder.forget_end()  # of an earlier session
                 before = {"state": "not started", "name": run_name, **folder.read_status()}
-                waiting = {"reason": "submitted: see lockstep jobs", "exit_code": None, "signal": None}
+                waiting = {
+                    "reason": "submitted: see lockstep jobs",
+                    "exit_code": None,
+                    "signal": None,
+                }
                 folder.write_status(**before | waiting)
                 submitted.save(folder)  # last: the job begins
                 records.append(submitted)
@@ -188,7 +203,9 @@ def submit_all(
     except signals.Ended as error:
         if records:
             array = records[0].id.partition("_")[0]
-            error.add_note(f"job {array} is submitted: lockstep jobs cancel {quote_path(base.path)} ends it")
+            error.add_note(
+                f"job {array} is submitted: lockstep jobs cancel {quote_path(base.path)} ends it"
+            )
         raise
     return records
 
@@ -223,7 +240,9 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
         raise ConfigError(*errors)
     kept = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
-        return submit_all([folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **kept)[0]
+        return submit_all(
+            [folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **kept
+        )[0]
 
 
 def job_config(config: Config) -> Config:
@@ -233,14 +252,18 @@ def job_config(config: Config) -> Config:
     trainer = config.trainer
     if config.cluster.name == "slurm":
         trainer = trainer.model_copy(update={"devices": resolve_workers(config).num_local})
-    return config.model_copy(update={"trainer": trainer, "cluster": slurm_rules.drop_job_settings(config.cluster)})
+    return config.model_copy(
+        update={"trainer": trainer, "cluster": slurm_rules.drop_job_settings(config.cluster)}
+    )
 
 
 def refuse_live(folder: RunFolder) -> None:
     """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
     for job in live_jobs([folder]):
         fix = f"lockstep jobs cancel {job.id} first"
-        raise ConfigError(Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", fix))
+        raise ConfigError(
+            Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", fix)
+        )
 
 
 def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
@@ -255,15 +278,27 @@ def _need_empty(chosen: Path) -> None:
     """Raise ConfigError for a folder that is not empty: a run is removed together with its folder."""
     if RunFolder(chosen).config.exists():
         raise ConfigError(
-            Error("exists", str(chosen), "already contains a run", f"resume it with {resume_override(chosen)}")
+            Error(
+                "exists",
+                str(chosen),
+                "already contains a run",
+                f"resume it with {resume_override(chosen)}",
+            )
         )
     if chosen.is_dir() and any(chosen.iterdir()):
         raise ConfigError(
-            Error("exists", f"hydra.run.dir={chosen}", "is not empty", f"choose a new folder, e.g. {chosen}/run")
+            Error(
+                "exists",
+                f"hydra.run.dir={chosen}",
+                "is not empty",
+                f"choose a new folder, e.g. {chosen}/run",
+            )
         )
 
 
-def script(base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False) -> str:
+def script(
+    base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False
+) -> str:
     """Return the script that would be submitted for runs in `base`, or for `base` itself. Nothing is written."""
     frozen = code.next_folder(base.code)
     if config.cluster.name == "local":

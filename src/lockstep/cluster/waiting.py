@@ -26,7 +26,10 @@ def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
         if time.monotonic() - looked < LOOK_EVERY_S:
             continue
         try:
-            chosen_jobs, answered = jobs.jobs_of(job.folder for job in chosen_jobs), time.monotonic()
+            chosen_jobs, answered = (
+                jobs.jobs_of(job.folder for job in chosen_jobs),
+                time.monotonic(),
+            )
         except ValueError:
             if time.monotonic() - answered > SILENT_S:
                 raise

@@ -75,7 +75,11 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
         from lockstep.system.tracebacks import located
 
         text = located(one_line(error), error)
-        key = "" if text.startswith(f"{section}.") else f"{section}._target_={getattr(config, section).target}"
+        key = (
+            ""
+            if text.startswith(f"{section}.")
+            else f"{section}._target_={getattr(config, section).target}"
+        )
         raise ConfigError(Error("failed", key, f": {text}" if key else text)) from error
 
 
@@ -85,7 +89,9 @@ def build(section: Target | Open, **supplied: Any) -> Any:
     Values are passed unchanged: only Hydra would resolve the text ${...} in them.
     """
     is_partial = getattr(section, "partial", False)
-    return _build_value({"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied)
+    return _build_value(
+        {"_target_": section.target, "_partial_": is_partial, **section.arguments()}, **supplied
+    )
 
 
 def _build_value(value: Any, /, **supplied: Any) -> Any:
@@ -93,13 +99,19 @@ def _build_value(value: Any, /, **supplied: Any) -> Any:
         return [_build_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    built = value if value.get("_recursive_") is False else {key: _build_value(item) for key, item in value.items()}
+    built = (
+        value
+        if value.get("_recursive_") is False
+        else {key: _build_value(item) for key, item in value.items()}
+    )
     if "_target_" not in value:
         return built
     keywords = {key: item for key, item in built.items() if key not in SPECIAL}
     bound = _partial_target(value["_target_"])
     # set as a copy of a partial is: Hydra's partial has attributes that its call needs
-    bound.__setstate__((bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound)))
+    bound.__setstate__(
+        (bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound))
+    )
     return bound if value.get("_partial_") else bound()
 
 

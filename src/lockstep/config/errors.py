@@ -37,8 +37,8 @@ Code = Literal[
 class Error(NamedTuple):
     """One error: its code, the setting as it was typed, a file or a run (or ""), the problem, and the fix (or "").
 
-    A problem that begins with a comma or a colon follows the key without a space. `str` is the line to print, which
-    has no code.
+    A problem that begins with a comma or a colon follows the key without a space. `str` is the line
+    to print, which has no code.
     """
 
     code: Code
@@ -83,7 +83,10 @@ def exit_with(error: ConfigError) -> NoReturn:
     from lockstep.system import json_output  # a worker does not need it
 
     json_output.put_errors(error)
-    print(f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.", file=sys.stderr)
+    print(
+        f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.",
+        file=sys.stderr,
+    )
     raise SystemExit(EXIT_CONFIG)
 
 
@@ -104,7 +107,9 @@ def one_line(error: BaseException) -> str:
     """Return the message of an error in one line, without the internal details that Hydra and OmegaConf append."""
     lines = []
     for line in str(error).strip().splitlines():
-        if line.strip().startswith(("full_key:", "object_type=", "Config search path:", "To append to your")):
+        if line.strip().startswith(
+            ("full_key:", "object_type=", "Config search path:", "To append to your")
+        ):
             break
         lines.append(line)
     return " ".join(" ".join(lines).split())
@@ -128,4 +133,9 @@ def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
         return Error("value", f"{key}={text}", "is too large", f"{MAX_INTEGER:,} at most")
     if expected.startswith("[") and ", ...]" in expected and not isinstance(value, list | dict):
         return Error("value", f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
-    return Error("value", f"{key}={text}", f"must be {expected}", f"write \"{key}='{text}'\"" if as_text else "")
+    return Error(
+        "value",
+        f"{key}={text}",
+        f"must be {expected}",
+        f"write \"{key}='{text}'\"" if as_text else "",
+    )

@@ -34,7 +34,8 @@ from lockstep.config.schema.key_scopes import SAME_FOR_ALL_JOBS, names
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
 
-MAX_CHECKED = 50  # points of a search that are checked before it starts, and jobs of a sweep with errors
+# points of a search that are checked before it starts, and jobs of a sweep with errors
+MAX_CHECKED = 50
 
 
 class Job(NamedTuple):
@@ -69,8 +70,9 @@ class Plan(NamedTuple):
 class Command(NamedTuple):
     """What the jobs of a command share. Overrides change the `saved` configuration of a run if there is one.
 
-    `compositions` has what Hydra made of the choices of a job: a configuration, and the errors of those it refuses. It
-    has no configuration if one of these is an experiment, because the other overrides may need it.
+    `compositions` has what Hydra made of the choices of a job: a configuration, and the errors of
+    those it refuses. It has no configuration if one of these is an experiment, because the other
+    overrides may need it.
     """
 
     source: Source
@@ -104,7 +106,8 @@ def plan(
 ) -> Plan:
     """Compose and check the jobs of some overrides. Raises ConfigError with all their errors.
 
-    Of a search, points from the ends of its intervals. Overrides change the `saved` configuration if there is one.
+    Of a search, points from the ends of its intervals. Overrides change the `saved` configuration
+    if there is one.
     """
     command = Command(source, groups(*source.folders), is_multirun, saved, {})
     errors: list[Error] = []
@@ -112,7 +115,9 @@ def plan(
     for text in overrides:
         try:
             override = parse_override(text)
-            if misplaced := override_errors.misplacement(override, is_multirun=is_multirun, is_benchmark=is_benchmark):
+            if misplaced := override_errors.misplacement(
+                override, is_multirun=is_multirun, is_benchmark=is_benchmark
+            ):
                 errors.append(misplaced)
             else:
                 typed.append((override, sweep_space.values_of(override, command.options)))
@@ -120,7 +125,11 @@ def plan(
             errors.append(typed_text.syntax_error(text))
         except ConfigError as error:
             errors += error.errors
-    intervals = [(override, texts) for override, texts in typed if isinstance(override.value(), IntervalSweep)]
+    intervals = [
+        (override, texts)
+        for override, texts in typed
+        if isinstance(override.value(), IntervalSweep)
+    ]
     jobs: list[Job] = []
     for number, texts in enumerate(sweep_space.combinations(typed)):
         if number >= MAX_CHECKED and (errors or jobs[0].config.search is not None):
@@ -130,7 +139,9 @@ def plan(
             job_errors = _sweep_errors(jobs[-1].config, jobs[0].config, command)
         except ConfigError as error:
             job_errors = error.errors
-        errors += [error for error in job_errors if error.key not in {known.key for known in errors}]
+        errors += [
+            error for error in job_errors if error.key not in {known.key for known in errors}
+        ]
     if intervals and jobs and jobs[0].config.search is None:
         interval, ends = intervals[0]
         errors.append(sweep_space.search_error(interval, *ends))
@@ -140,7 +151,9 @@ def plan(
 
 
 def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error]:
-    different = [name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)]
+    different = [
+        name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)
+    ]
     if different:
         problem = "differs between the jobs of a sweep, which share it"
         return [Error("conflict", different[0], problem, "choose one experiment")]
@@ -149,7 +162,14 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
         hint = "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"
         return [Error("conflict", "search", "draws values for a sweep", hint)]
     if config.resume is not None and command.is_multirun:
-        return [Error("conflict", "resume", "continues one run", "remove -m; a sweep resumes by repeating its command")]
+        return [
+            Error(
+                "conflict",
+                "resume",
+                "continues one run",
+                "remove -m; a sweep resumes by repeating its command",
+            )
+        ]
     return []
 
 
@@ -205,7 +225,10 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     elif not errors and not refusals:
         cfg = drop_replaced_parameters(cfg, texts, partial(compose_config, source=command.source))
     # after all others, which may have changed a _target_ and with it the legal names
-    errors += [override_errors.refusal(cfg, override, error, command.options) for override, error in refusals]
+    errors += [
+        override_errors.refusal(cfg, override, error, command.options)
+        for override, error in refusals
+    ]
     return cfg, errors
 
 
@@ -221,7 +244,9 @@ def _is_choice(override: Override, texts: Sequence[str], command: Command) -> bo
     return "." not in key and key not in fields(Config) and is_group(key, texts, command.source)
 
 
-def _compose_choices(choices: Sequence[Override], command: Command) -> tuple[DictConfig, list[Error]]:
+def _compose_choices(
+    choices: Sequence[Override], command: Command
+) -> tuple[DictConfig, list[Error]]:
     """Compose choices, once for all jobs that have the same ones. Returns the errors of the refused ones, too.
 
     Raises ConfigError if an experiment is among these, or if nothing can be composed.
@@ -235,7 +260,9 @@ def _compose_choices(choices: Sequence[Override], command: Command) -> tuple[Dic
     return copy.deepcopy(cfg), list(errors)
 
 
-def _compose_accepted(texts: Sequence[str], command: Command) -> tuple[DictConfig | None, list[Error]]:
+def _compose_accepted(
+    texts: Sequence[str], command: Command
+) -> tuple[DictConfig | None, list[Error]]:
     """Compose choices together, or if Hydra refuses that one after the other, for the entry of `compositions`."""
     compose = partial(compose_config, source=command.source, with_hydra=True)
     with contextlib.suppress(*REFUSALS):
@@ -257,4 +284,6 @@ def _compose_accepted(texts: Sequence[str], command: Command) -> tuple[DictConfi
 
 
 def _choice_error(text: str, error: Exception, options: Groups) -> Error:
-    return override_errors.option_error(parse_override(text), options) or Error("failed", text, f": {one_line(error)}")
+    return override_errors.option_error(parse_override(text), options) or Error(
+        "failed", text, f": {one_line(error)}"
+    )

@@ -22,7 +22,16 @@ from lockstep.system.launcher import World
 
 # keys of data by which an evaluation selects other images; not those by which the network sees them
 SELECTING = (
-    *("root", "file", "path_column", "target_columns", "split_column", "val_fraction", "test_fraction", "split_seed"),
+    *(
+        "root",
+        "file",
+        "path_column",
+        "target_columns",
+        "split_column",
+        "val_fraction",
+        "test_fraction",
+        "split_seed",
+    ),
     *("group", "group_column", "date_column", "test_after"),
 )
 
@@ -35,7 +44,11 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
             override = parse_override(text)
         except HydraException:
             continue  # the check reports it
-        if override.key_or_group == "resume" and not override.is_delete() and not override.is_sweep_override():
+        if (
+            override.key_or_group == "resume"
+            and not override.is_delete()
+            and not override.is_sweep_override()
+        ):
             name = OmegaConf.create({"resume": override.value()}).resume
     if name is None:
         return None
@@ -45,7 +58,9 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
         raise ConfigError(Error("missing", "", f"resume={error}")) from error
 
 
-def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool) -> Job:
+def check_resume(
+    folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool
+) -> Job:
     """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
@@ -57,16 +72,24 @@ def check_resume(folder: RunFolder, texts: Sequence[str], source: Source, *, is_
         job = change_run(folder, saved, texts, source)
     except ConfigError as error:
         before, path = config_file.other_version(folder), display_path(folder.path)
-        advice = [Error("changed", path, f"was trained by {before}", "resume with that version")] if before else []
+        advice = (
+            [Error("changed", path, f"was trained by {before}", "resume with that version")]
+            if before
+            else []
+        )
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = job.config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
         fix = f"set trainer.max_epochs above {max_epochs} to train longer"
-        raise ConfigError(Error("exists", f"resume={display_path(folder.path)}", "is finished", fix))
+        raise ConfigError(
+            Error("exists", f"resume={display_path(folder.path)}", "is finished", fix)
+        )
     if max_epochs < epoch:
         problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"
-        raise ConfigError(Error("range", f"trainer.max_epochs={max_epochs}", problem, "set at least that"))
+        raise ConfigError(
+            Error("range", f"trainer.max_epochs={max_epochs}", problem, "set at least that")
+        )
     return job
 
 
@@ -81,13 +104,19 @@ def change_run(folder: RunFolder, saved: Config, texts: Sequence[str], source: S
 
 def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
     """Return the configuration with the image files that these overrides select, and whether they select any."""
-    known = set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
+    known = (
+        set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
+    )
     changes: dict[str, Any] = {}
     for text in texts:
         with contextlib.suppress(HydraException):  # the check reports it
             override = parse_override(text)
             section, _, key = override.key_or_group.partition(".")
-            if section == "data" and key in known and not (override.is_sweep_override() or override.is_delete()):
+            if (
+                section == "data"
+                and key in known
+                and not (override.is_sweep_override() or override.is_delete())
+            ):
                 changes[key] = override.value()
     return saved.model_copy(update={"data": saved.data.model_copy(update=changes)}), bool(changes)
 
@@ -105,12 +134,19 @@ def adapt_to_machine(
     Does not check them. The processes of a launcher, `world`, are its workers.
     """
     strategy = strategy or saved.strategy.name
-    trainer: dict[str, Any] = {"graph": "auto", "precision": precision or evaluation_precision(saved)}
+    trainer: dict[str, Any] = {
+        "graph": "auto",
+        "precision": precision or evaluation_precision(saved),
+    }
     if devices is not None or world is not None or saved.trainer.num_nodes > 1:
         default = saved.trainer.devices if world is None else "auto"
         count = devices if isinstance(devices, int) else len(devices or ())
         num_nodes = max(1, world.world_size // count) if world is not None and count else 1
-        trainer |= {"devices": default if devices is None else devices, "loads": None, "num_nodes": num_nodes}
+        trainer |= {
+            "devices": default if devices is None else devices,
+            "loads": None,
+            "num_nodes": num_nodes,
+        }
     # the network interface is that of the machines that trained
     update = {"name": strategy, "interface": None}
     return saved.model_copy(
@@ -130,11 +166,18 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
     facts = look_at(folder)
     if facts["state"] == "broken":
-        raise ConfigError(Error("damaged", display_path(folder.status_file), "cannot be read", "remove it"))
+        raise ConfigError(
+            Error("damaged", display_path(folder.status_file), "cannot be read", "remove it")
+        )
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
-            Error("damaged", f"{display_path(folder.path)}/summary.json", "cannot be read", "remove it")
+            Error(
+                "damaged",
+                f"{display_path(folder.path)}/summary.json",
+                "cannot be read",
+                "remove it",
+            )
         ) from error
     return epochs, facts.get("epoch", 0)

@@ -25,7 +25,8 @@ def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
     counts = torch.bincount(classes, minlength=len(sizes))
     shuffled = torch.randperm(len(classes), generator=source)
     by_class = shuffled[classes[shuffled].argsort(stable=True)]
-    place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)  # in its class
+    # in its class
+    place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
     drawn = by_class.repeat_interleave(size // count + (place < size % count))
     return drawn[torch.randperm(len(drawn), generator=source)]

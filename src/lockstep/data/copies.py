@@ -33,7 +33,8 @@ class Copy(NamedTuple):
 class Copies(NamedTuple):
     """Images that pairs of copies connect. The first two are the nearest pair, of a leak the nearest that leaks.
 
-    `distance` is that of this pair, 0 for equal pixels. `fold` is the one whose splits are named, as in "data.fold=1".
+    `distance` is that of this pair, 0 for equal pixels. `fold` is the one whose splits are named,
+    as in "data.fold=1".
     """
 
     images: list[Copy]
@@ -58,34 +59,56 @@ class Copies(NamedTuple):
     def text(self) -> str:
         """The first images with their splits, and their targets if they differ."""
         shown = self.images[:MAX_IMAGES_NAMED]
-        texts = [f"{each.split}: {each.name}{f' ({each.target})' if self.has_targets else ''}" for each in shown]
-        texts += [f"{len(self.images) - len(shown):,} more"] if len(self.images) > len(shown) else []
+        texts = [
+            f"{each.split}: {each.name}{f' ({each.target})' if self.has_targets else ''}"
+            for each in shown
+        ]
+        texts += (
+            [f"{len(self.images) - len(shown):,} more"] if len(self.images) > len(shown) else []
+        )
         first = f"{texts[0]} {'~' if self.distance else '='} {texts[1]}"
         text = (" = " if self.is_equal else " ~ ").join([first, *texts[2:]])
-        return text + f", distance {self.distance:.4f}" * bool(self.distance) + f" ({self.fold})" * bool(self.fold)
+        return (
+            text
+            + f", distance {self.distance:.4f}" * bool(self.distance)
+            + f" ({self.fold})" * bool(self.fold)
+        )
 
 
 def find_copies(
-    inspection: Inspection, folds: Sequence[Splits], threshold: float, show: Callable[[int, int], None]
+    inspection: Inspection,
+    folds: Sequence[Splits],
+    threshold: float,
+    show: Callable[[int, int], None],
 ) -> list[Copies]:
     """Find equal images, and with a threshold near ones of other bursts. They leak if they are in several splits.
 
-    `folds` are those of other folds, where they may leak, too. `show` gets the number of images that are compared, and
-    of all. Returns the copies, the worst first.
+    `folds` are those of other folds, where they may leak, too. `show` gets the number of images
+    that are compared, and of all. Returns the copies, the worst first.
     """
-    is_class = all(targets.dim() == 1 and not targets.is_floating_point() for targets in inspection.targets.values())
+    is_class = all(
+        targets.dim() == 1 and not targets.is_floating_point()
+        for targets in inspection.targets.values()
+    )
     images = [*_readable(inspection, is_class=is_class)]
     firsts, equal = dict[bytes, int](), list[Pair]()
     for number, image in enumerate(images):
         if (first := firsts.setdefault(image.seen.digest, number)) != number:
             equal.append(Pair(0.0, first, number))
-    thumbnails = {n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None}
+    thumbnails = {
+        n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None
+    }
     numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
-    near = [Pair(max(distance, MIN_DISTANCE), numbers[first], numbers[second]) for distance, first, second in near]
+    near = [
+        Pair(max(distance, MIN_DISTANCE), numbers[first], numbers[second])
+        for distance, first, second in near
+    ]
     bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
     views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
-    copies = [_copies(chain, images, views, is_class=is_class) for chain in _chains(pairs, len(images))]
+    copies = [
+        _copies(chain, images, views, is_class=is_class) for chain in _chains(pairs, len(images))
+    ]
     return sorted(copies, key=lambda each: (not each.kinds, each.distance))
 
 
@@ -93,7 +116,9 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:
     names = inspection.splits.class_names
     for split, part in inspection.splits.parts.items():
         targets = iter(inspection.targets[split].tolist())
-        for position, (name, seen) in enumerate(zip(part.names, inspection.seen[split], strict=True)):
+        for position, (name, seen) in enumerate(
+            zip(part.names, inspection.seen[split], strict=True)
+        ):
             if seen.errors and makes_targets(part.pixels):
                 continue  # without a target
             value = next(targets)
@@ -111,21 +136,41 @@ def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
     """Group the pairs of `count` images that have images in common, each group sorted."""
     _, first, second = np.array(pairs or np.empty((0, 3))).T.astype(int)
     graph = coo_array((np.ones(len(pairs)), (first, second)), (count, count))
-    chains, numbers = defaultdict[int, list[Pair]](list), connected_components(graph, directed=False)[1]
+    chains, numbers = (
+        defaultdict[int, list[Pair]](list),
+        connected_components(graph, directed=False)[1],
+    )
     for pair in sorted(pairs):
         chains[numbers[pair.first]].append(pair)
     return [*chains.values()]
 
 
 def _copies(
-    pairs: Sequence[Pair], images: Sequence[Copy], views: Mapping[str, Mapping[str, str]], *, is_class: bool
+    pairs: Sequence[Pair],
+    images: Sequence[Copy],
+    views: Mapping[str, Mapping[str, str]],
+    *,
+    is_class: bool,
 ) -> Copies:
     placed = {number: images[number] for pair in pairs for number in pair[1:]}
     found = {"": placed}
     for fold, splits in views.items():
-        found[fold] = {number: image._replace(split=splits[image.name]) for number, image in placed.items()}
-    leaks = [(fold, pair) for fold, at in found.items() for pair in pairs if at[pair[1]].split != at[pair[2]].split]
-    opposed = [("", pair) for pair in pairs if is_class and placed[pair[1]].target != placed[pair[2]].target]
+        found[fold] = {
+            number: image._replace(split=splits[image.name]) for number, image in placed.items()
+        }
+    leaks = [
+        (fold, pair)
+        for fold, at in found.items()
+        for pair in pairs
+        if at[pair[1]].split != at[pair[2]].split
+    ]
+    opposed = [
+        ("", pair)
+        for pair in pairs
+        if is_class and placed[pair[1]].target != placed[pair[2]].target
+    ]
     fold, worst = [*leaks, *opposed, ("", pairs[0])][0]
     shown = [found[fold][number] for number in dict.fromkeys([*worst[1:], *sorted(placed)])]
-    return Copies(shown, worst.distance, fold, ["leak"] * bool(leaks) + ["contradiction"] * bool(opposed))
+    return Copies(
+        shown, worst.distance, fold, ["leak"] * bool(leaks) + ["contradiction"] * bool(opposed)
+    )

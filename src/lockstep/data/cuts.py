@@ -19,8 +19,8 @@ Mask = NDArray[np.bool_]
 class Uncut:
     """Images to cut: `names` (N), `classes` (N,) of any numbers, and `groups` (N) that stay whole, None without any.
 
-    `kept` has splits of an earlier cut by name: these images stay where they were, and new ones of their groups join
-    them.
+    `kept` has splits of an earlier cut by name: these images stay where they were, and new ones of
+    their groups join them.
     """
 
     names: Sequence[str]
@@ -31,7 +31,9 @@ class Uncut:
 
     def take(self, rows: Rows) -> "Uncut":
         groups = None if self.groups is None else [self.groups[row] for row in rows]
-        return replace(self, names=[self.names[row] for row in rows], classes=self.classes[rows], groups=groups)
+        return replace(
+            self, names=[self.names[row] for row in rows], classes=self.classes[rows], groups=groups
+        )
 
     @cached_property
     def units(self) -> Rows:
@@ -42,28 +44,38 @@ class Uncut:
     def known_parts(self, parts: Sequence[str]) -> Rows:
         """Return the number of the part in which an image, or else its group, was kept (N,); -1 for new images.
 
-        Splits that are not among the parts, and groups that were in several, count as the last part.
+        Splits that are not among the parts, and groups that were in several, count as the last
+        part.
         """
         if self.kept is None:
             return np.full(len(self.names), -1)
         numbers = {None: -1} | {part: number for number, part in enumerate(parts)}
-        known = np.array([numbers.get(self.kept.get(name), len(parts) - 1) for name in self.names], np.int64)
+        known = np.array(
+            [numbers.get(self.kept.get(name), len(parts) - 1) for name in self.names], np.int64
+        )
         of_units = np.full(self.units.max() + 1, -1)
         np.maximum.at(of_units, self.units, known)
         return np.where(known < 0, of_units[self.units], known)
 
 
-def cut(images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | None = None) -> dict[str, Rows]:
+def cut(
+    images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | None = None
+) -> dict[str, Rows]:
     """Cut positions into a split for each of `fractions` and the rest, "train"; `tested` is "test". Each is sorted.
 
-    A class has its fractions to one image, if that leaves one for training, and is in every split if it has three
-    images or more. Whole groups come as near to that as they can. Images of one name are in one split. The order of the
-    images does not matter. Raises ValueError for an empty split, and a class with fewer images or groups than folds.
+    A class has its fractions to one image, if that leaves one for training, and is in every split
+    if it has three images or more. Whole groups come as near to that as they can. Images of one
+    name are in one split. The order of the images does not matter. Raises ValueError for an empty
+    split, and a class with fewer images or groups than folds.
     """
     parts, rest = dict[str, Rows](), np.arange(len(images.names))
     if tested is not None:
         known = images.known_parts(["test", "train"])
-        is_tested = np.where(known < 0, _fold_mask(images, tested) if isinstance(tested, Fold) else tested, known == 0)
+        is_tested = np.where(
+            known < 0,
+            _fold_mask(images, tested) if isinstance(tested, Fold) else tested,
+            known == 0,
+        )
         parts["test"], rest = np.flatnonzero(is_tested), np.flatnonzero(~is_tested)
         fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
         images = images.take(rest)
@@ -77,15 +89,21 @@ def cut(images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | Non
         from lockstep.data.group_cuts import deal_groups
 
         found = deal_groups(images.units, images.classes, every, known)
-    text = f"{len(rest)} images" + (f" in {len({*images.groups})} groups" if images.groups is not None else "")
+    text = f"{len(rest)} images" + (
+        f" in {len({*images.groups})} groups" if images.groups is not None else ""
+    )
     refuse_empty(text, fractions, np.bincount(found, minlength=len(every)).tolist())
-    return parts | {name: rest[found == number] for number, name in enumerate([*fractions, "train"])}
+    return parts | {
+        name: rest[found == number] for number, name in enumerate([*fractions, "train"])
+    }
 
 
 def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
     """Hash every name, with `seed`, to a number in [0, 1]."""
     key = str(seed).encode()
-    digests = b"".join([hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names])
+    digests = b"".join(
+        [hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names]
+    )
     return np.frombuffer(digests, ">u8") / 2.0**64
 
 

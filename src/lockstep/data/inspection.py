@@ -48,7 +48,8 @@ class Inspection:
 def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
     """Decode every file in threads, read every image in memory, or make every sample of a Dataset.
 
-    `show` gets the number of images done, and of all. With `is_near` there are thumbnails, for near copies.
+    `show` gets the number of images done, and of all. With `is_near` there are thumbnails, for near
+    copies.
     """
     total = sum(map(len, splits.parts.values()))
     inspection = Inspection(splits, {}, {}, {})
@@ -56,7 +57,9 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     for split, images in splits.parts.items():
         seen, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
         labelled = inspection.labelled.setdefault(split, [])
-        for name, (each, target) in zip(images.names, _inspect_images(images, is_near=is_near), strict=True):
+        for name, (each, target) in zip(
+            images.names, _inspect_images(images, is_near=is_near), strict=True
+        ):
             seen.append(each)
             labelled += [str(name)] * len(target)
             targets.append(target)
@@ -72,7 +75,8 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Te
     if isinstance(files, ImageFiles):
         try:
             _ = files.shape
-        except ImageError:  # the first file, whose size all must have, is broken: any size is accepted
+        # the first file, whose size all must have, is broken: any size is accepted
+        except ImageError:
             files = replace(files, view=replace(files.view, size=(1, 1)))
         with files.threads(num_cores()) as threads:
             seen = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
@@ -106,4 +110,6 @@ def _inspect_pixels(images: Images, is_near: bool, position: Tensor) -> tuple[Se
     except ImageError as error:
         return Seen(b"", None, tuple(error.errors)), images.targets[:0]
     image = inputs[0]
-    return Seen(_digest(image), size_of(image), thumbnail=thumbnail(image) if is_near else None), target
+    return Seen(
+        _digest(image), size_of(image), thumbnail=thumbnail(image) if is_near else None
+    ), target

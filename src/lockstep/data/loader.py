@@ -16,11 +16,13 @@ from lockstep.distributed.batch import Batch
 
 T = TypeVar("T")
 S = TypeVar("S")
-# of pixels, positions (n,), epoch, and the positions on which draws depend if that is not these: images (n, C, H, W)
+# of pixels, positions (n,), epoch, and the positions on which draws depend if that is not these:
+# images (n, C, H, W)
 Crop = Callable[[Pixels, Tensor, int, Tensor | None], Tensor]
 
 NUM_AHEAD = 2  # batches a thread reads ahead
-# more pageable memory than this is not copied asynchronously (CUDA's "API synchronization behavior")
+# more pageable memory than this is not copied asynchronously (CUDA's "API synchronization
+# behavior")
 STAGED_BYTES = 1 << 16
 
 
@@ -47,14 +49,19 @@ class ShardDataset(Dataset[Batch | ImageError]):
         if self.crop is not None:
             pixels = self.crop(self.pixels, indices, shard.epoch, drawn_by)
         else:
-            pixels = self.pixels.index_select(0, chosen) if isinstance(self.pixels, Tensor) else self.pixels[indices]
+            pixels = (
+                self.pixels.index_select(0, chosen)
+                if isinstance(self.pixels, Tensor)
+                else self.pixels[indices]
+            )
         return Batch(pixels, self.targets.index_select(0, chosen), indices, shard)
 
     def __getitems__(self, shard_indices: ShardIndices) -> Batch | ImageError:
         """Make a batch in a worker process, or return an ImageError, which torch would raise with a traceback.
 
-        Batches are moved to shared memory here, where a lack of space raises. The thread of `multiprocessing.Queue`
-        would drop the batch, and the training would wait forever (Python 3.11).
+        Batches are moved to shared memory here, where a lack of space raises. The thread of
+        `multiprocessing.Queue` would drop the batch, and the training would wait forever (Python
+        3.11).
         """
         try:
             batch = self.batch(shard_indices)
@@ -79,8 +86,9 @@ def _raise_error(batch: Batch | ImageError) -> Batch:
 class ShardLoader(DataLoader[Batch]):
     """A loader whose position, counted in global batches, is the same on every rank and for any number of ranks.
 
-    Lightning saves and restores it by `state_dict` and `load_state_dict`. The position is that of the last batch that
-    was yielded, however many are read ahead: by processes, which `workers` sets up, and a thread that calls `prepare`.
+    Lightning saves and restores it by `state_dict` and `load_state_dict`. The position is that of
+    the last batch that was yielded, however many are read ahead: by processes, which `workers` sets
+    up, and a thread that calls `prepare`.
     """
 
     batch_sampler: GlobalBatches  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -99,9 +107,12 @@ class ShardLoader(DataLoader[Batch]):
         self._position = (0, 0)
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # without worker processes not by DataLoader's iterator, which costs 30 us a batch (one CPU thread, 2026-11-21)
+        # without worker processes not by DataLoader's iterator, which costs 30 us a batch (one CPU
+        # thread, 2026-11-21)
         batches = (
-            map(_raise_error, super().__iter__()) if self.num_workers else map(self.dataset.batch, self.batch_sampler)
+            map(_raise_error, super().__iter__())
+            if self.num_workers
+            else map(self.dataset.batch, self.batch_sampler)
         )
         for batch in read_ahead(batches, NUM_AHEAD, self._prepare) if self._prepare else batches:
             # before the yield: a checkpoint of this step must not repeat its batch
@@ -124,7 +135,8 @@ class ShardLoader(DataLoader[Batch]):
 def read_ahead(items: Iterable[S], depth: int, prepare: Callable[[S], T]) -> Iterator[T]:
     """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
 
-    An exception of an item is raised in its place. The thread ends with the iteration, even if it is stopped early.
+    An exception of an item is raised in its place. The thread ends with the iteration, even if it
+    is stopped early.
     """
     source = iter(items)
     thread = ThreadPoolExecutor(1, "read ahead")
@@ -151,7 +163,11 @@ def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
 def pin_batch(batch: Batch, device: torch.device) -> Batch:
     """Copy the batch to page-locked memory, from which it is copied to the GPU asynchronously."""
     with torch.cuda.device(device):  # a new thread starts on the first GPU
-        parts = {name: value.pin_memory() for name, value in batch._asdict().items() if isinstance(value, Tensor)}
+        parts = {
+            name: value.pin_memory()
+            for name, value in batch._asdict().items()
+            if isinstance(value, Tensor)
+        }
         return batch._replace(**parts)
 
 

@@ -12,7 +12,15 @@ from typing_extensions import override
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
-from lockstep.data.splits import Pixels, Splits, is_streamed, makes_targets, num_bytes, statistics_of, whole
+from lockstep.data.splits import (
+    Pixels,
+    Splits,
+    is_streamed,
+    makes_targets,
+    num_bytes,
+    statistics_of,
+    whole,
+)
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
@@ -37,9 +45,9 @@ class Batching:
 class ImageData(L.LightningDataModule):
     """Serves this rank's shards of the splits, and augments training batches on the device.
 
-    With `memory` "device", or "auto" if they take at most half of the free GPU memory, images that are not streamed are
-    kept on the GPU. `num_workers` processes decode streamed images, and make random crops. `augment` is called with
-    `fill`, the mean colour, and `seed`.
+    With `memory` "device", or "auto" if they take at most half of the free GPU memory, images that
+    are not streamed are kept on the GPU. `num_workers` processes decode streamed images, and make
+    random crops. `augment` is called with `fill`, the mean colour, and `seed`.
     """
 
     def __init__(
@@ -74,11 +82,14 @@ class ImageData(L.LightningDataModule):
 
             assert splits.train.classes is not None, "refused before"
             sizes = balance.sizes_of(self.class_counts or (), batching.balance)
-            self._order = functools.partial(balance.order, splits.train.classes, torch.tensor(sizes))
+            self._order = functools.partial(
+                balance.order, splits.train.classes, torch.tensor(sizes)
+            )
         self._crop = crop
         self._num_workers = num_workers
         is_wanted = memory == "device" or (
-            memory == "auto" and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
+            memory == "auto"
+            and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
         )
         has_made = any(self._is_made(name) for name in parts)
         self.is_on_device = device.type == "cuda" and not has_made and is_wanted
@@ -92,7 +103,9 @@ class ImageData(L.LightningDataModule):
 
     def _is_made(self, split: str) -> bool:
         """Return whether worker processes make the images of a split when they are needed."""
-        return is_streamed(self.splits.parts[split].pixels) or (split == "train" and self._crop is not None)
+        return is_streamed(self.splits.parts[split].pixels) or (
+            split == "train" and self._crop is not None
+        )
 
     @property
     def placement(self) -> str:
@@ -103,7 +116,9 @@ class ImageData(L.LightningDataModule):
         processes = plural(self._num_workers, "process", "processes")
         if is_streamed(pixels):
             return f"streamed by {processes} ({pixels.reason})"
-        place = "in host memory" if isinstance(pixels, Tensor) else f"in host memory, {pixels.reason}"
+        place = (
+            "in host memory" if isinstance(pixels, Tensor) else f"in host memory, {pixels.reason}"
+        )
         return f"{place}, cropped by {processes}" if self._crop is not None else place
 
     @property
@@ -127,7 +142,11 @@ class ImageData(L.LightningDataModule):
     def batches(self, split: str) -> GlobalBatches:
         """Shards of this rank of the batches of one epoch of a split."""
         b, is_train = self._batching, split == "train"
-        limits = {"train": b.limit_train_batches, "val": b.limit_val_batches, "test": b.limit_test_batches}
+        limits = {
+            "train": b.limit_train_batches,
+            "val": b.limit_val_batches,
+            "test": b.limit_test_batches,
+        }
         return GlobalBatches(
             len(self._images[split]),
             global_batch_size=b.global_batch_size if is_train else b.eval_batch_size,
@@ -142,7 +161,9 @@ class ImageData(L.LightningDataModule):
 
     def serve(self, pixels: Mapping[str, Pixels]) -> None:
         """Serve these in place of the pixels of their splits from now on; on a GPU they must be there."""
-        self._images |= {name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()}
+        self._images |= {
+            name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()
+        }
         self.is_on_device, self._num_workers = self._device.type == "cuda", 0
 
     def _loader(self, split: str) -> ShardLoader:
@@ -170,7 +191,15 @@ class ImageData(L.LightningDataModule):
 
     def example(self, count: int) -> Batch:
         """Return the first `count` training samples on the device, plus a partner of the last one if mixed."""
-        shard = Shard(epoch=0, step=0, micro_step=0, size=max(count, 1), lo=0, hi=count, group_size=max(count, 1))
+        shard = Shard(
+            epoch=0,
+            step=0,
+            micro_step=0,
+            size=max(count, 1),
+            lo=0,
+            hi=count,
+            group_size=max(count, 1),
+        )
         indices = positions(shard, with_partner=self.augment.needs_partner)
         batch = self._images["train"].batch(ShardIndices(indices, shard))
         batch = self.transfer_batch_to_device(batch, self._device, 0)
@@ -184,7 +213,9 @@ class ImageData(L.LightningDataModule):
         return batch
 
     @override
-    def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
+    def transfer_batch_to_device(
+        self, batch: Batch, device: torch.device, dataloader_idx: int
+    ) -> Batch:
         """Move inputs and targets. Lightning's own recursion through the tuple costs 50 us (CPU, 2026-11-21)."""
         if batch.inputs.device == device:
             return batch
@@ -203,5 +234,7 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
     """Train, validate and test on the same first samples, which a network must be able to memorize."""
     few = splits.train.head(num_samples)
     pixels = few.pixels
-    evaluated = replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
+    evaluated = (
+        replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
+    )
     return replace(splits, train=few, val=evaluated, test=evaluated)

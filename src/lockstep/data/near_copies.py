@@ -1,8 +1,8 @@
 """Pairs of images that are the same picture but for size, quality, brightness, contrast or a crop of up to 10 %.
 
-The distance of two images is 1 - r: r is the correlation of their sharpened grey levels at 16x16, of one whole and of
-the best of several crops of the other. Brightness and contrast drop out. Only pairs that are alike at 8x8 get one.
-Hashes of 64 to 256 bits miss most crops (docs/log.md).
+The distance of two images is 1 - r: r is the correlation of their sharpened grey levels at 16x16,
+of one whole and of the best of several crops of the other. Brightness and contrast drop out. Only
+pairs that are alike at 8x8 get one. Hashes of 64 to 256 bits miss most crops (docs/log.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,17 @@ from torch.nn import functional as F
 from lockstep.data.images.preprocessing import resize, size_of
 
 SIDE = 40  # pixels of a thumbnail, of which crops are cut
-MIN_SIDE = 29  # shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near others
-FLATTEST = 2.0  # grey levels, the standard deviation of an image that is compared: below it, those of a JPEG decide
-COARSE, FINE = ((1.0, 1), (0.95, 2), (0.9, 2)), ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5))
-SHARPNESS = 0.8  # fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
+# shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near
+# others
+MIN_SIDE = 29
+# grey levels, the standard deviation of an image that is compared: below it, those of a JPEG decide
+FLATTEST = 2.0
+COARSE, FINE = (
+    ((1.0, 1), (0.95, 2), (0.9, 2)),
+    ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5)),
+)
+# fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
+SHARPNESS = 0.8
 COARSEST = 0.08  # distance of candidates, whose details are compared then
 NEAREST = 32  # of each image: the work is bounded where all images are alike
 BLOCK = 512  # images that are compared in one go
@@ -44,7 +51,9 @@ def thumbnail(pixels: Tensor) -> Tensor | None:
 
 
 def near_pairs(
-    thumbnails: Sequence[Tensor], threshold: float, show: Callable[[int, int], None] = lambda *_: None
+    thumbnails: Sequence[Tensor],
+    threshold: float,
+    show: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Pair]:
     """Return the pairs up to a distance, nearest first, each image with its `NEAREST` at most; `show` the progress."""
     if len(thumbnails) < 2:
@@ -88,20 +97,26 @@ def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
     return (1 - nearest).clamp(min=0)
 
 
-def _vectors(grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0) -> Iterator[Tensor]:
+def _vectors(
+    grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0
+) -> Iterator[Tensor]:
     """Yield the whole images, then each crop, scaled to `side`, as vectors (n, side ** 2) of mean 0 and length 1.
 
     `crops` are fractions of a side, and numbers of positions along it.
     """
     images = grey.float()
     for fraction, number in crops:
-        places = [_area_means(side, fraction, place / max(number - 1, 1)) for place in range(number)]
+        places = [
+            _area_means(side, fraction, place / max(number - 1, 1)) for place in range(number)
+        ]
         for vertical in places:
             lines = vertical @ images
             for horizontal in places:
                 pixels = (lines @ horizontal.T).unsqueeze(1)
                 if sharpness:
-                    pixels = pixels - sharpness * F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
+                    pixels = pixels - sharpness * F.avg_pool2d(
+                        F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1
+                    )
                 vectors = pixels.flatten(1)
                 yield F.normalize(vectors - vectors.mean(1, keepdim=True), dim=1)
 

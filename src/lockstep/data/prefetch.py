@@ -27,7 +27,8 @@ def worker_settings(num_workers: int) -> dict[str, Any]:
 def _start_worker(_: int) -> None:
     """Block stop signals, which the training process handles, and exit when that process does.
 
-    torch watches the process that forked this one, which is the fork server and not the training process.
+    torch watches the process that forked this one, which is the fork server and not the training
+    process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for work in (_exit_with_parent, _exit_on_request):

@@ -20,7 +20,9 @@ class ShardIndices(NamedTuple):
 
 def positions(shard: Shard, *, with_partner: bool) -> torch.Tensor:
     """Positions of a shard in the global batch, plus the cyclically next one with a partner, unless it is empty."""
-    return torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
+    return (
+        torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
+    )
 
 
 def repeats(shard: Shard, count: int) -> torch.Tensor | None:
@@ -33,12 +35,12 @@ def repeats(shard: Shard, count: int) -> torch.Tensor | None:
 class GlobalBatches(Sampler[ShardIndices]):
     """Shards of this rank of every micro-batch of an epoch: the same number on every rank, each sample once.
 
-    The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A sample that would be
-    alone in the last global batch or micro-batch joins the one before, because batch norm cannot normalize a
-    single value. Without `shuffle_seed` the order is that of the data set, with it it depends only on (seed, epoch).
-    `order` draws it from a generator, as many samples, some of them repeated; None draws each once.
-    `num_batches` limits the micro-batches of an epoch. `with_partner` adds to every shard the sample that its last one
-    is mixed with.
+    The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A
+    sample that would be alone in the last global batch or micro-batch joins the one before, because
+    batch norm cannot normalize a single value. Without `shuffle_seed` the order is that of the data
+    set, with it it depends only on (seed, epoch). `order` draws it from a generator, as many
+    samples, some of them repeated; None draws each once. `num_batches` limits the micro-batches of
+    an epoch. `with_partner` adds to every shard the sample that its last one is mixed with.
     """
 
     def __init__(
@@ -63,7 +65,10 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.loads: tuple[int, ...] = tuple(loads)
         self.micro_batch_size: int = global_batch_size // accumulate_grad_batches
         self.num_batches: int = math.ceil(num_samples / self.micro_batch_size)
-        if self.num_batches > 1 and 1 in (num_samples % self.micro_batch_size, num_samples % global_batch_size):
+        if self.num_batches > 1 and 1 in (
+            num_samples % self.micro_batch_size,
+            num_samples % global_batch_size,
+        ):
             self.num_batches -= 1
         self._is_cut_short = num_batches is not None and num_batches < self.num_batches
         if num_batches is not None:
@@ -109,12 +114,20 @@ class GlobalBatches(Sampler[ShardIndices]):
             order = torch.arange(self.num_samples)
         else:
             source = generator(self.shuffle_seed, epoch, "order")
-            order = self.order(source) if self.order else torch.randperm(self.num_samples, generator=source)
+            order = (
+                self.order(source)
+                if self.order
+                else torch.randperm(self.num_samples, generator=source)
+            )
         order = order[: self.num_epoch_samples]
         for micro_step in range(start, self.num_batches):
             shard = self._shard(epoch, micro_step)
             batch = order[shard.step * self.global_batch_size :][: shard.group_size]
-            chosen = batch[positions(shard, with_partner=True)] if self.with_partner else batch[shard.lo : shard.hi]
+            chosen = (
+                batch[positions(shard, with_partner=True)]
+                if self.with_partner
+                else batch[shard.lo : shard.hi]
+            )
             yield ShardIndices(chosen, shard)
 
     def _shard(self, epoch: int, micro_step: int) -> Shard:

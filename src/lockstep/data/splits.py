@@ -24,9 +24,9 @@ Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
 class LazyPixels(Protocol):
     """Pixels outside a tensor.
 
-    `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in every process.
-    `head(n)` are the first n images, `reason` is a text on where the pixels are. `is_streamed`: worker processes make
-    the images when they are needed.
+    `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in
+    every process. `head(n)` are the first n images, `reason` is a text on where the pixels are.
+    `is_streamed`: worker processes make the images when they are needed.
     """
 
     @property
@@ -95,12 +95,14 @@ def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
 class Images:
     """The N images of a split, with their targets and names.
 
-    `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged. Sources of Lockstep
-    may keep pixels elsewhere. `targets` (N, ...) are those of the task: for classification class numbers int64 (N,), -1
-    if unknown. `names` identify images in messages: paths below the root, or "test/17". `groups` are the patients,
-    machines or bursts that images are of; None if unknown. Raises ValueError if lengths, dtype or shape do not match.
+    `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged.
+    Sources of Lockstep may keep pixels elsewhere. `targets` (N, ...) are those of the task: for
+    classification class numbers int64 (N,), -1 if unknown. `names` identify images in messages:
+    paths below the root, or "test/17". `groups` are the patients, machines or bursts that images
+    are of; None if unknown. Raises ValueError if lengths, dtype or shape do not match.
 
-    Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype and shape.
+    Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype
+    and shape.
     """
 
     pixels: Pixels
@@ -119,7 +121,11 @@ class Images:
             problem = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
         if problem:
             raise ValueError(f"Images: the pixels {problem}.")
-        counts = {"pixels": len(self.pixels), "targets": len(self.targets), "names": len(self.names)}
+        counts = {
+            "pixels": len(self.pixels),
+            "targets": len(self.targets),
+            "names": len(self.names),
+        }
         if makes_targets(self.pixels):
             del counts["targets"]
         if self.groups is not None:
@@ -170,9 +176,10 @@ class Statistics(NamedTuple):
 class Splits:
     """Disjoint parts of one data set, with images of one shape (C, H, W).
 
-    `class_names[label]` is the name of a class; if targets are numbers or several labels, there is a name for each.
-    Images are normalized by `statistics`; None computes them from all training images, which must be a tensor then.
-    `files` are the image files of a folder or list, and names are paths below `folder`.
+    `class_names[label]` is the name of a class; if targets are numbers or several labels, there is
+    a name for each. Images are normalized by `statistics`; None computes them from all training
+    images, which must be a tensor then. `files` are the image files of a folder or list, and names
+    are paths below `folder`.
     """
 
     train: Images
@@ -207,7 +214,10 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
     if balance:
         from lockstep.data.balance import sizes_of
 
-        texts = [f"{text} -> {size:,}" for text, size in zip(texts, sizes_of(counts, balance), strict=True)]
+        texts = [
+            f"{text} -> {size:,}"
+            for text, size in zip(texts, sizes_of(counts, balance), strict=True)
+        ]
     every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
     if len(every) > MAX_CHARACTERS:
         ends = [counts.index(end(counts)) for end in (min, max)]
@@ -218,12 +228,16 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
 def describe_groups(splits: Splits) -> str:
     """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)"; empty without groups."""
     counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
-    return ", ".join([f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of])
+    return ", ".join(
+        [f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of]
+    )
 
 
 def value_counts(pixels: Tensor) -> Tensor:
     """Count each value in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
-    return torch.stack([torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)])
+    return torch.stack(
+        [torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)]
+    )
 
 
 def channel_statistics(counts: Tensor) -> Statistics:
@@ -269,7 +283,9 @@ def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
 
 def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
     if sizes[-1] < 1 or sum(fractions.values()) >= 1:
-        settings = " and ".join(f"data.{name}_fraction={fraction}" for name, fraction in fractions.items())
+        settings = " and ".join(
+            f"data.{name}_fraction={fraction}" for name, fraction in fractions.items()
+        )
         raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
     for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
         if size < 1:

@@ -17,8 +17,9 @@ class Mix(NamedTuple):
 class Batch(NamedTuple):
     """A shard of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
 
-    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source has others. Before
-    images are mixed, a shard that is not empty holds one more: the partner of its last one.
+    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source
+    has others. Before images are mixed, a shard that is not empty holds one more: the partner of
+    its last one.
     """
 
     inputs: Tensor

@@ -1,13 +1,14 @@
 """Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
 
-Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub & LeVeque (1979),
-"Updating formulae and a pairwise algorithm for computing sample variances". Backward: one all-reduce of (sum dy, sum
-dy * xhat), Ioffe & Szegedy (2015), section 3. A rank without samples has weight 0 and takes part in both. The host
-synchronizes with the GPU only where a shard has at most one value per channel, to check that the global batch has more.
+Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub &
+LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
+Backward: one all-reduce of (sum dy, sum dy * xhat), Ioffe & Szegedy (2015), section 3. A rank
+without samples has weight 0 and takes part in both. The host synchronizes with the GPU only where a
+shard has at most one value per channel, to check that the global batch has more.
 torch.nn.SyncBatchNorm rejects CPU tensors.
 
-On a GPU Triton's kernels (norm_kernels.py) merge the statistics and, in channels_last, compute the rest, too, with an
-addition and a ReLU that follow.
+On a GPU Triton's kernels (norm_kernels.py) merge the statistics and, in channels_last, compute the
+rest, too, with an addition and a ReLU that follow.
 """
 
 import functools
@@ -26,7 +27,8 @@ from typing_extensions import override
 from lockstep.distributed.collectives import add_up, all_gather, world_size
 from lockstep.system.internals import BatchNorm, InstanceNorm
 
-BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")  # of timm, not batch norms by class
+# of timm, not batch norms by class
+BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")
 _BLOCK_ELEMENTS = 1 << 19  # of an input that are widened together: 2 MiB, which stay in the cache
 _FUSED = (torch.bfloat16, torch.float16, torch.float32)
 _building = threading.RLock()
@@ -39,7 +41,13 @@ def _build_kernels() -> ModuleType | None:
         from lockstep.distributed import norm_kernels
 
         norm_kernels.try_out()
-    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except (
+        AssertionError,
+        ImportError,
+        OSError,
+        RuntimeError,
+        subprocess.SubprocessError,
+    ) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             text = f"lockstep: batch norms use torch's slower kernels, Triton's cannot be built: {reason}"
@@ -54,7 +62,11 @@ def _kernels(x: Tensor) -> ModuleType | None:
         return None
     is_current = x.get_device() == torch.cuda.current_device()
     with _building:  # of several threads, with virtual shards
-        return _build_kernels() if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED else None
+        return (
+            _build_kernels()
+            if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED
+            else None
+        )
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -65,17 +77,24 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
 
 
-def _normalize(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+def _normalize(
+    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
     """F.batch_norm in evaluation, without its checks, which cost more than the arithmetic for a small x."""
-    return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+    return torch.batch_norm(
+        x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled
+    )
 
 
 def _gather_rows(x: Tensor, row: Tensor) -> Tensor:
     """`row` (mean, variance, count) of every rank; raises ValueError, as torch does, for one value per channel."""
     rows = all_gather(row)
-    if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:  # no rank has more, so that all check
+    # no rank has more, so that all check
+    if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:
         size = torch.Size([1, *x.shape[1:]])
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {size}")
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {size}"
+        )
     return rows
 
 
@@ -98,8 +117,8 @@ def _input_gradient(
 ) -> Tensor:
     """Compute factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
-    `expected` (2, C) is E[dy] and E[dy * xhat]. A narrower x is widened a few samples at a time on a CPU: memory for a
-    wide copy of all of x costs more than the arithmetic.
+    `expected` (2, C) is E[dy] and E[dy * xhat]. A narrower x is widened a few samples at a time on
+    a CPU: memory for a wide copy of all of x costs more than the arithmetic.
     """
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
@@ -116,7 +135,9 @@ def _input_gradient(
 
 class _Normalize(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: BatchNorm) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: BatchNorm
+    ) -> Tensor:
         num_channels = x.shape[1]
         count = x.numel() // num_channels
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -125,13 +146,17 @@ class _Normalize(torch.autograd.Function):
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
         rows = _gather_rows(x, torch.cat([mean, var, mean.new_full((1,), count)]))
-        if (kernels := _kernels(x)) is not None:  # so that statistics have the same bits as on ranks in channels_last
-            mean, var, total = kernels.merge_statistics(rows, norm).split([num_channels, num_channels, 1])
+        # so that statistics have the same bits as on ranks in channels_last
+        if (kernels := _kernels(x)) is not None:
+            mean, var, total = kernels.merge_statistics(rows, norm).split(
+                [num_channels, num_channels, 1]
+            )
         else:
             mean, var, total = _merge_rows(rows)
             _track(norm, mean, var, total)
         ctx.parameter_dtype = None if weight is None else weight.dtype
-        if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:  # these must be as wide as statistics
+        # these must be as wide as statistics
+        if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
         ctx.eps = norm.eps
@@ -176,15 +201,25 @@ def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
     """Count a batch, and move the running statistics towards its own."""
-    if norm.running_mean is not None and norm.running_var is not None and norm.num_batches_tracked is not None:
+    if (
+        norm.running_mean is not None
+        and norm.running_var is not None
+        and norm.num_batches_tracked is not None
+    ):
         norm.num_batches_tracked.add_(1)
-        factor = norm.momentum if norm.momentum is not None else 1.0 / norm.num_batches_tracked.to(mean.dtype)
+        factor = (
+            norm.momentum
+            if norm.momentum is not None
+            else 1.0 / norm.num_batches_tracked.to(mean.dtype)
+        )
         unbiased = var * (total / (total - 1))
         _move(norm.running_mean, mean, factor)
         _move(norm.running_var, unbiased, factor)
 
 
-def _is_fused(norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchronized: bool) -> bool:
+def _is_fused(
+    norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchronized: bool
+) -> bool:
     """Return True if Triton's kernels compute this batch; torch's compute, or refuse, all others."""
     return (
         norm.training
@@ -193,11 +228,16 @@ def _is_fused(norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchro
         and x.shape[1] == norm.num_features
         and x.numel() > (0 if is_synchronized else x.shape[1])
         and x.is_contiguous(memory_format=torch.channels_last)
-        and (residual is None or (residual.shape, residual.dtype, residual.stride()) == (x.shape, x.dtype, x.stride()))
+        and (
+            residual is None
+            or (residual.shape, residual.dtype, residual.stride()) == (x.shape, x.dtype, x.stride())
+        )
     )
 
 
-def _forward(norm: BatchNorm, x: Tensor, residual: Tensor | None, relu: bool, is_synchronized: bool) -> Tensor:
+def _forward(
+    norm: BatchNorm, x: Tensor, residual: Tensor | None, relu: bool, is_synchronized: bool
+) -> Tensor:
     if _is_fused(norm, x, residual, is_synchronized=is_synchronized):
         gather = _gather_rows if is_synchronized else None
         normalize = cast(Any, _kernels(x)).Normalize
@@ -213,8 +253,8 @@ def _forward(norm: BatchNorm, x: Tensor, residual: Tensor | None, relu: bool, is
 class BatchNorm2d(nn.BatchNorm2d):
     """torch's batch norm, which also adds a residual and applies a ReLU: on a GPU in one pass over the memory.
 
-    Numbers, parameters and checkpoints are those of nn.BatchNorm2d. On a GPU in channels_last, values of 16 bits are
-    rounded once at the end, and gradients of gradients are refused.
+    Numbers, parameters and checkpoints are those of nn.BatchNorm2d. On a GPU in channels_last,
+    values of 16 bits are rounded once at the end, and gradients of gradients are refused.
     """
 
     @override
@@ -225,13 +265,16 @@ class BatchNorm2d(nn.BatchNorm2d):
 class SyncBatchNorm(BatchNorm):
     """Batch norm of any dimension whose training statistics are those of all ranks together; else as BatchNorm2d.
 
-    Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of them raise ValueError,
-    as torch does in one process. Statistics are computed in float32 or wider.
+    Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of
+    them raise ValueError, as torch does in one process. Statistics are computed in float32 or
+    wider.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm needs an input (B, C, ...), got the shape {tuple(input.shape)}.")
+            raise ValueError(
+                f"SyncBatchNorm needs an input (B, C, ...), got the shape {tuple(input.shape)}."
+            )
 
     @override
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -305,4 +348,6 @@ def refuse_inexact_norms(net: nn.Module) -> None:
                 f"{layer} has running statistics of one worker: use track_running_stats=False, or a batch norm."
             )
         if type(module).__name__ in BY_BATCH:
-            raise ValueError(f"{layer} normalizes by the batch of one worker: use a batch norm of torch, or LayerNorm.")
+            raise ValueError(
+                f"{layer} normalizes by the batch of one worker: use a batch norm of torch, or LayerNorm."
+            )

@@ -1,7 +1,8 @@
 """The few collectives of a run. Sums and counts travel; means are made once, from global sums.
 
-CPU tensors go through shared memory where all ranks are on one machine and called `connect`, else over gloo; GPU
-tensors go over NCCL. Like the process group, the state is global to the process: `leave` ends both.
+CPU tensors go through shared memory where all ranks are on one machine and called `connect`, else
+over gloo; GPU tensors go over NCCL. Like the process group, the state is global to the process:
+`leave` ends both.
 """
 
 import os
@@ -64,7 +65,13 @@ def world_size() -> int:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Return True if a collective failed because another rank is missing; gloo raises a plain RuntimeError."""
-    texts = ("gloo", "nccl", "connection closed by peer", "connection reset by peer", "timed out waiting")
+    texts = (
+        "gloo",
+        "nccl",
+        "connection closed by peer",
+        "connection reset by peer",
+        "timed out waiting",
+    )
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
     )
@@ -82,8 +89,9 @@ _neighbours: "Neighbours | None" = None  # its module is imported by ranks that 
 def connect(timeout: timedelta, num_cores: int) -> None:
     """Connect the ranks through shared memory if all are on one machine; rank 0 prints a line if that fails.
 
-    Every rank of a process group must call it. The launcher does not matter: the ranks compare their machines here.
-    `num_cores` are those that all ranks of this machine may use: with fewer than ranks, none waits by polling.
+    Every rank of a process group must call it. The launcher does not matter: the ranks compare
+    their machines here. `num_cores` are those that all ranks of this machine may use: with fewer
+    than ranks, none waits by polling.
     """
     from lockstep.distributed.shared_memory import Neighbours, Segment, machine
 
@@ -109,9 +117,15 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     if descriptor is not None:
         os.close(descriptor)
     if segment is not None and not errors:
-        _neighbours = Neighbours(segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= num_ranks)
+        _neighbours = Neighbours(
+            segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= num_ranks
+        )
     elif rank == 0:
-        print(f"lockstep: shared memory unavailable, using gloo over TCP: {errors[0]}", file=sys.stderr, flush=True)
+        print(
+            f"lockstep: shared memory unavailable, using gloo over TCP: {errors[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def shares_memory() -> bool:
@@ -121,8 +135,8 @@ def shares_memory() -> bool:
 def keep_out_of_graphs() -> None:
     """Let torch.compile trace no exchange through shared memory.
 
-    A compiled graph does not write this rank's row, but copies the whole segment and writes it back: rows that other
-    ranks wrote in the meantime would be lost.
+    A compiled graph does not write this rank's row, but copies the whole segment and writes it
+    back: rows that other ranks wrote in the meantime would be lost.
     """
     from lockstep.distributed.shared_memory import Neighbours
 
@@ -190,13 +204,15 @@ def gather_objects(value: T) -> list[T]:
 class FlagChannel:
     """The largest flag of any rank, returned to all ranks at the same step, one step late.
 
-    The flags of step t are exchanged during step t+1, so that no rank waits and no GPU is synchronized: through shared
-    memory, else over a separate gloo group. In one process the flag is returned after the same delay.
+    The flags of step t are exchanged during step t+1, so that no rank waits and no GPU is
+    synchronized: through shared memory, else over a separate gloo group. In one process the flag is
+    returned after the same delay.
     """
 
     def __init__(self, timeout: timedelta) -> None:
         self._shared = _neighbours.flags if _neighbours is not None else None
-        if self._shared is not None and self._shared.is_pending:  # of an earlier channel, on all ranks alike
+        # of an earlier channel, on all ranks alike
+        if self._shared is not None and self._shared.is_pending:
             self._shared.wait()
             self._shared.turn()
         needs_group = is_distributed() and self._shared is None
@@ -213,7 +229,9 @@ class FlagChannel:
         else:
             self._flag.fill_(flag)
         if self._group is not None:
-            self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = dist.all_reduce(
+                self._flag, dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
         self._is_pending = True
 
     def receive(self) -> int:

@@ -26,16 +26,20 @@ def choose(model: DistributedDataParallel) -> Callable[[], None]:
 class _Unused:
     """Completes the average on a rank whose backward pass has not reached all parameters, for which DDP would wait.
 
-    DDP's own search, `find_unused_parameters`, costs every network a traversal and an exchange in each step. Here a
-    rank first publishes, in the store of the process group, which parameters have no gradient; then it adds zeros to
-    the average. Once that is complete, all ranks have published: what has a gradient nowhere stays without one, so that
-    no momentum and no weight decay change it, as with one worker.
+    DDP's own search, `find_unused_parameters`, costs every network a traversal and an exchange in
+    each step. Here a rank first publishes, in the store of the process group, which parameters have
+    no gradient; then it adds zeros to the average. Once that is complete, all ranks have published:
+    what has a gradient nowhere stays without one, so that no momentum and no weight decay change
+    it, as with one worker.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"  # no other training has it
+        self._parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
+        # no other training has it
+        self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"
         self._num_passes = 0
 
     def complete(self) -> None:
@@ -46,21 +50,29 @@ class _Unused:
         store = internals.store()
         if not missing or store is None:
             return
-        unused = {at for at, parameter in missing.items() if parameter.grad is None}  # in no micro-batch
-        # of two keys: when a rank publishes in a pass, all have read those of the pass before the last one
-        keys = [f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())]
+        # in no micro-batch
+        unused = {at for at, parameter in missing.items() if parameter.grad is None}
+        # of two keys: when a rank publishes in a pass, all have read those of the pass before the
+        # last one
+        keys = [
+            f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())
+        ]
         own = keys[dist.get_rank()]
         store.set(own, json.dumps([self._num_passes, sorted(unused)]))
         store.get(own)  # only an answer shows that the store has it
         parameters = list(missing.values())
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]  # by the training
+        # by the training
+        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_()
-        torch.autograd.backward(parameters, [torch.zeros_like(parameter) for parameter in parameters])
+        torch.autograd.backward(
+            parameters, [torch.zeros_like(parameter) for parameter in parameters]
+        )
         for parameter in frozen:
             parameter.requires_grad_(False)
         if parameters[0].device.type == "cuda":
-            torch.cuda.synchronize(parameters[0].device)  # until then other ranks may not have published
+            # until then other ranks may not have published
+            torch.cuda.synchronize(parameters[0].device)
         for key in keys:
             num_passes, published = json.loads(store.get(key)) if store.check([key]) else (0, [])
             unused &= {*published} if num_passes == self._num_passes else set()
@@ -71,9 +83,10 @@ class _Unused:
 class _Buckets:
     """Averages the buckets of a backward pass over the ranks.
 
-    It blocks instead of overlapping with the backward pass: the processes share the cores, so none is idle. All buckets
-    wait for the last one, before which batch norms exchange their sums: a rank that has not reached a parameter comes
-    to its bucket later than others, and exchanges must have the same order on all ranks.
+    It blocks instead of overlapping with the backward pass: the processes share the cores, so none
+    is idle. All buckets wait for the last one, before which batch norms exchange their sums: a rank
+    that has not reached a parameter comes to its bucket later than others, and exchanges must have
+    the same order on all ranks.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Triton kernels of batch norm + residual + ReLU in training, for CUDA tensors (B, C, H, W) in channels_last.
 
-They read a tensor as a matrix x[i, j] of m = B * H * W rows and c channels, in tiles of `rows` x `channels`, compute in
-float32 and round once. Sums have a fixed order, without atomics: the same input has the same bits on every GPU.
-Statistics are rows (mean, variance, count) of 2 c + 1 numbers, as in batch_norm.py. Nothing waits for the GPU.
+They read a tensor as a matrix x[i, j] of m = B * H * W rows and c channels, in tiles of `rows` x
+`channels`, compute in float32 and round once. Sums have a fixed order, without atomics: the same
+input has the same bits on every GPU. Statistics are rows (mean, variance, count) of 2 c + 1
+numbers, as in batch_norm.py. Nothing waits for the GPU.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
@@ -18,9 +19,11 @@ from triton.language import constexpr
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.system.internals import BatchNorm
 
-EACH, REDUCED = (4096, 64), (2048, 32)  # numbers and most channels of a tile, for one value or a sum of each number
+# numbers and most channels of a tile, for one value or a sum of each number
+EACH, REDUCED = (4096, 64), (2048, 32)
 NUM_PROGRAMS = 512  # that reduce a tensor; the same for every GPU, because bits depend on it
-OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}  # versions of Triton have different defaults
+# versions of Triton have different defaults
+OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 
 
 @triton.jit
@@ -56,7 +59,9 @@ def _statistics(parts, m, c, x, rows: constexpr, channels: constexpr):
     num_before = (m - 1 - first) // step  # tiles before the last one, which may have fewer rows
     count = num_before * rows + tl.minimum(rows, m - first - num_before * step)
     mean = tl.sum(sums, 0) / count
-    var = tl.maximum(tl.sum(squares, 0) / count - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    var = tl.maximum(
+        tl.sum(squares, 0) / count - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL
+    )
     parts += tl.program_id(1) * (2 * c + 1)
     tl.store(parts + j, pivot + mean, mask=is_channel)
     tl.store(parts + c + j, var, mask=is_channel)
@@ -64,7 +69,18 @@ def _statistics(parts, m, c, x, rows: constexpr, channels: constexpr):
 
 
 @triton.jit(do_not_specialize=["n"])
-def _merge(parts, row, running_mean, running_var, counter, momentum, n, c, rows: constexpr, channels: constexpr):
+def _merge(
+    parts,
+    row,
+    running_mean,
+    running_var,
+    counter,
+    momentum,
+    n,
+    c,
+    rows: constexpr,
+    channels: constexpr,
+):
     """Merge n rows of statistics by Chan's formula, and move the running ones if they are given."""
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel, i = j < c, tl.arange(0, rows)
@@ -75,23 +91,44 @@ def _merge(parts, row, running_mean, running_var, counter, momentum, n, c, rows:
     means = tl.load(part, mask=here, other=0.0)
     mean = tl.sum(counts[:, None] * means, 0) / total
     apart = means - mean
-    var = tl.sum(counts[:, None] * (tl.load(part + c, mask=here, other=0.0) + apart * apart), 0) / total
+    var = (
+        tl.sum(counts[:, None] * (tl.load(part + c, mask=here, other=0.0) + apart * apart), 0)
+        / total
+    )
     tl.store(row + j, mean, mask=is_channel)
     tl.store(row + c + j, var, mask=is_channel)
     tl.store(row + 2 * c, total, mask=tl.program_id(0) == 0)
     if running_mean is not None:
-        if momentum is None:  # the mean of all batches: the caller has counted this one, for all programs to read
+        # the mean of all batches: the caller has counted this one, for all programs to read
+        if momentum is None:
             momentum = 1.0 / tl.load(counter).to(tl.float32)
         else:
             tl.store(counter, tl.load(counter) + 1, mask=tl.program_id(0) == 0)
         before = tl.load(running_mean + j, mask=is_channel, other=0.0).to(tl.float32)
         tl.store(running_mean + j, before + (mean - before) * momentum, mask=is_channel)
         before = tl.load(running_var + j, mask=is_channel, other=0.0).to(tl.float32)
-        tl.store(running_var + j, before + (var * (total / (total - 1.0)) - before) * momentum, mask=is_channel)
+        tl.store(
+            running_var + j,
+            before + (var * (total / (total - 1.0)) - before) * momentum,
+            mask=is_channel,
+        )
 
 
 @triton.jit(do_not_specialize=["m"])
-def _normalize(m, c, x, residual, y, row, weight, bias, eps, relu: constexpr, rows: constexpr, channels: constexpr):
+def _normalize(
+    m,
+    c,
+    x,
+    residual,
+    y,
+    row,
+    weight,
+    bias,
+    eps,
+    relu: constexpr,
+    rows: constexpr,
+    channels: constexpr,
+):
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first: the cache has them
     blocks = tl.cdiv(c, channels)
     j = program % blocks * channels + tl.arange(0, channels)
@@ -109,7 +146,20 @@ def _normalize(m, c, x, residual, y, row, weight, bias, eps, relu: constexpr, ro
 
 @triton.jit(do_not_specialize=["m"])
 def _gradient_sums(
-    parts, m, c, dy, x, y, dz, row, weight, bias, eps, relu: constexpr, rows: constexpr, channels: constexpr
+    parts,
+    m,
+    c,
+    dy,
+    x,
+    y,
+    dz,
+    row,
+    weight,
+    bias,
+    eps,
+    relu: constexpr,
+    rows: constexpr,
+    channels: constexpr,
 ):
     """Write the sums of dz and dz * xhat of every n-th tile into a row of `parts`, and dz itself if it is given."""
     j = tl.program_id(0) * channels + tl.arange(0, channels)
@@ -124,7 +174,11 @@ def _gradient_sums(
         gradient = tl.load(dy + offset + at, mask=here, other=0.0).to(tl.float32)
         apart = tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - mean
         if relu:
-            value = apart * scale + shift if y is None else tl.load(y + offset + at, mask=here, other=0.0)
+            value = (
+                apart * scale + shift
+                if y is None
+                else tl.load(y + offset + at, mask=here, other=0.0)
+            )
             gradient = tl.where(value <= 0.0, 0.0, gradient)  # NaN passes, as in torch
         if dz is not None:
             tl.store(dz + offset + at, gradient, mask=here)
@@ -138,7 +192,19 @@ def _gradient_sums(
 
 @triton.jit(do_not_specialize=["m"])
 def _input_gradient(
-    m, c, dz, x, dx, sums, row, weight, bias, eps, relu: constexpr, rows: constexpr, channels: constexpr
+    m,
+    c,
+    dz,
+    x,
+    dx,
+    sums,
+    row,
+    weight,
+    bias,
+    eps,
+    relu: constexpr,
+    rows: constexpr,
+    channels: constexpr,
 ):
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first: the cache has them
     blocks = tl.cdiv(c, channels)
@@ -173,13 +239,17 @@ def _tiles(x: Tensor, size: int, most_channels: int) -> tuple[int, int, dict[str
 def _run_elementwise(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) -> None:
     """Compute every number of a tensor like x."""
     num_tiles, num_blocks, options = _tiles(x, *EACH)
-    kernel[(num_tiles * num_blocks,)](x.numel() // x.shape[1], x.shape[1], *arguments, **constants, **options)
+    kernel[(num_tiles * num_blocks,)](
+        x.numel() // x.shape[1], x.shape[1], *arguments, **constants, **options
+    )
 
 
 def _run_reduction(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: Any) -> Tensor:
     """Return `width` sums for each of some parts of x."""
     num_tiles, num_blocks, options = _tiles(x, *REDUCED)
-    parts = x.new_empty(min(num_tiles, max(1, NUM_PROGRAMS // num_blocks)), width, dtype=torch.float32)
+    parts = x.new_empty(
+        min(num_tiles, max(1, NUM_PROGRAMS // num_blocks)), width, dtype=torch.float32
+    )
     sizes = x.numel() // x.shape[1], x.shape[1]
     kernel[(num_blocks, len(parts))](parts, *sizes, *arguments, **constants, **options)
     return parts
@@ -196,26 +266,43 @@ def merge_statistics(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
     row = parts.new_empty(2 * c + 1)
     rows = triton.next_power_of_2(n)
     channels = min(triton.next_power_of_2(c), max(1, EACH[0] // rows))
-    _merge[(triton.cdiv(c, channels),)](parts.contiguous(), row, *moved, n, c, rows=rows, channels=channels, **OPTIONS)
+    _merge[(triton.cdiv(c, channels),)](
+        parts.contiguous(), row, *moved, n, c, rows=rows, channels=channels, **OPTIONS
+    )
     return row
 
 
 class Normalize(torch.autograd.Function):
     """relu(xhat * weight + bias + residual), without what is None or false.
 
-    `gather` returns the rows of all ranks for x and the row of this rank; without it statistics are those of x.
+    `gather` returns the rows of all ranks for x and the row of this rank; without it statistics are
+    those of x.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Any, weight: Any, bias: Any, norm: BatchNorm, relu: bool, gather: Any
+        ctx: Any,
+        x: Tensor,
+        residual: Any,
+        weight: Any,
+        bias: Any,
+        norm: BatchNorm,
+        relu: bool,
+        gather: Any,
     ) -> Tensor:
         parts = _run_reduction(_statistics, x, 2 * x.shape[1] + 1, x)
-        row = merge_statistics(parts if gather is None else gather(x, merge_statistics(parts)), norm)
+        row = merge_statistics(
+            parts if gather is None else gather(x, merge_statistics(parts)), norm
+        )
         y = torch.empty_like(x)
         _run_elementwise(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
         ctx.save_for_backward(x, y if relu and residual is not None else None, row, weight, bias)
-        ctx.eps, ctx.relu, ctx.has_residual, ctx.is_alone = norm.eps, relu, residual is not None, gather is None
+        ctx.eps, ctx.relu, ctx.has_residual, ctx.is_alone = (
+            norm.eps,
+            relu,
+            residual is not None,
+            gather is None,
+        )
         return y
 
     @staticmethod
@@ -226,12 +313,17 @@ class Normalize(torch.autograd.Function):
         dy = dy.contiguous(memory_format=torch.channels_last)
         dz = None if y is None else torch.empty_like(dy)
         affine = row, weight, bias, ctx.eps
-        sums = _run_reduction(_gradient_sums, x, 2 * x.shape[1], dy, x, y, dz, *affine, relu=ctx.relu).sum(0)
+        sums = _run_reduction(
+            _gradient_sums, x, 2 * x.shape[1], dy, x, y, dz, *affine, relu=ctx.relu
+        ).sum(0)
         db, dw = sums.split(x.shape[1])
         relu, dz = ctx.relu and dz is None, dy if dz is None else dz
         dx = None
         if ctx.needs_input_grad[0]:
             sums, dx = sums if ctx.is_alone else sum_over_ranks(sums), torch.empty_like(x)
             _run_elementwise(_input_gradient, x, dz, x, dx, sums, *affine, relu=relu)
-        dw, db = (None if each is None else sums.to(each.dtype) for each, sums in ((weight, dw), (bias, db)))
+        dw, db = (
+            None if each is None else sums.to(each.dtype)
+            for each, sums in ((weight, dw), (bias, db))
+        )
         return dx, dz if ctx.has_residual else None, dw, db, None, None, None

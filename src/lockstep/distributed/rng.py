@@ -12,7 +12,8 @@ from typing_extensions import override
 from lockstep.distributed.partition import Shard
 from lockstep.system import internals
 
-CPU_BLOCK, GPU_BLOCK = 2**15, 2**22  # numbers of one generator, at least one sample: seeding takes less than drawing
+# numbers of one generator, at least one sample: seeding takes less than drawing
+CPU_BLOCK, GPU_BLOCK = 2**15, 2**22
 
 
 def seed_of(*keys: int | str) -> int:
@@ -42,19 +43,23 @@ def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
 
     A sample has the same draws on any number of workers, in any batch and on any device.
     """
-    return torch.stack([hash_indices(indices, *keys, number) for number in range(count)]).double() / 2**32
+    return (
+        torch.stack([hash_indices(indices, *keys, number) for number in range(count)]).double()
+        / 2**32
+    )
 
 
 class ExactDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) whose mask is drawn in blocks of samples of the global batch.
 
-    A rank draws the blocks that its shard touches, on the device of the input: the mask is the same for any number of
-    workers and micro-batches, but differs between CUDA (Philox) and CPU (mt19937). `per_channel` drops whole channels,
-    as nn.Dropout2d does. `shard` must be set before each training forward pass. A layer that is used twice in a pass
-    draws twice. Activation checkpointing draws the same numbers again, for layers that are used once.
+    A rank draws the blocks that its shard touches, on the device of the input: the mask is the same
+    for any number of workers and micro-batches, but differs between CUDA (Philox) and CPU
+    (mt19937). `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before
+    each training forward pass. A layer that is used twice in a pass draws twice. Activation
+    checkpointing draws the same numbers again, for layers that are used once.
 
-    `draws` are those of this pass, by use and block. `sources` has a generator for each in the capture of a CUDA graph,
-    in which none can be made or seeded.
+    `draws` are those of this pass, by use and block. `sources` has a generator for each in the
+    capture of a CUDA graph, in which none can be made or seeded.
     """
 
     sources: Iterator[torch.Generator] = iter(())
@@ -81,8 +86,11 @@ class ExactDropout(nn.Module):
         """`x` (B, ...) with B the size of the shard."""
         if not self.training or self.p == 0:
             return x
-        keep = self._keep(x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:])
-        return (x * keep).mul_(1 / (1 - self.p or 1))  # p = 1 keeps nothing: zeros, as in nn.Dropout
+        keep = self._keep(
+            x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:]
+        )
+        # p = 1 keeps nothing: zeros, as in nn.Dropout
+        return (x * keep).mul_(1 / (1 - self.p or 1))
 
     def seed(self, shard: Shard, use: int, block: int) -> int:
         return seed_of(*self.keys, shard.epoch, shard.step, use, block)
@@ -90,10 +98,13 @@ class ExactDropout(nn.Module):
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Draw the mask (B, *shape) of the shard, in the number format of `x`.
 
-        Raises ValueError where the rows of `x` are not the samples, or if the number of this use is not known.
+        Raises ValueError where the rows of `x` are not the samples, or if the number of this use is
+        not known.
         """
         if self.shard is None:
-            raise ValueError("ExactDropout has no shard: set it before a forward pass in training mode.")
+            raise ValueError(
+                "ExactDropout has no shard: set it before a forward pass in training mode."
+            )
         shard = self.shard
         if len(x) != shard.hi - shard.lo:
             raise ValueError(
@@ -112,10 +123,16 @@ class ExactDropout(nn.Module):
         keep = x.new_empty(hi - lo, *shape)
         for block in range(lo // size, -(-hi // size)):
             self.draws.append((use, block))
-            # where x lives: a mask is as large as the activations; bernoulli_ differs between CPUs of Intel and AMD
-            source = next(self.sources, None) or torch.Generator(x.device).manual_seed(self.seed(shard, use, block))
+            # where x lives: a mask is as large as the activations; bernoulli_ differs between CPUs
+            # of Intel and AMD
+            source = next(self.sources, None) or torch.Generator(x.device).manual_seed(
+                self.seed(shard, use, block)
+            )
             start = block * size
-            drawn = torch.rand((min(size, total - start), *shape), generator=source, device=x.device) >= self.p
+            drawn = (
+                torch.rand((min(size, total - start), *shape), generator=source, device=x.device)
+                >= self.p
+            )
             kept = drawn[max(lo - start, 0) : hi - start]
             keep[max(start - lo, 0) :][: len(kept)] = kept
         self.most_draws = max(self.most_draws, len(self.draws))
@@ -145,7 +162,8 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
 
     Set their `shard`, one of `GlobalBatches`, before each forward pass in training mode.
 
-    Raises ValueError for other layers that draw random numbers, because their result would depend on the rank.
+    Raises ValueError for other layers that draw random numbers, because their result would depend
+    on the rank.
     """
     swapped: dict[nn.Module, ExactDropout] = {}
     # duplicates too: a layer that has two names is swapped under both
@@ -154,8 +172,12 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
             exact = _exact(module, (seed, "dropout", path))
             if exact is None:
                 if _depends_on_the_rank(module):
-                    problem = f"({type(module).__name__}) draws random numbers that depend on the rank"
-                    raise ValueError(f"The layer {path!r} {problem}: disable that, or use nn.Dropout or nn.Dropout2d.")
+                    problem = (
+                        f"({type(module).__name__}) draws random numbers that depend on the rank"
+                    )
+                    raise ValueError(
+                        f"The layer {path!r} {problem}: disable that, or use nn.Dropout or nn.Dropout2d."
+                    )
                 continue
             swapped[module] = exact
             exact.train(module.training)
@@ -207,7 +229,14 @@ def _depends_on_the_rank(module: nn.Module) -> bool:
     """Return True if `module`, which is no plain dropout, draws from the generator of the process in training."""
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
-    if type(module).__name__ in ("StochasticDepth", "DropPath"):  # custom classes of unknown details
+    # custom classes of unknown details
+    if type(module).__name__ in ("StochasticDepth", "DropPath"):
         return getattr(module, "p", getattr(module, "drop_prob", 1)) > 0
-    layers = nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
+    layers = (
+        nn.AlphaDropout
+        | nn.FeatureAlphaDropout
+        | nn.RReLU
+        | nn.FractionalMaxPool2d
+        | nn.FractionalMaxPool3d
+    )
     return isinstance(module, layers)

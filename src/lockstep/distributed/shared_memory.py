@@ -1,14 +1,16 @@
 """Sums and gathers between the processes of one machine, through shared memory.
 
-A message over gloo costs half a millisecond at any size; here it costs a copy, a semaphore and a copy. Every
-ordered pair of ranks has a semaphore: a rank writes its row, posts one to each other rank, and waits for one from each.
-Rows alternate between two buffers. A rank reuses a buffer only after the exchange in between, which every other rank
-starts only after it has read that buffer.
+A message over gloo costs half a millisecond at any size; here it costs a copy, a semaphore and a
+copy. Every ordered pair of ranks has a semaphore: a rank writes its row, posts one to each other
+rank, and waits for one from each. Rows alternate between two buffers. A rank reuses a buffer only
+after the exchange in between, which every other rank starts only after it has read that buffer.
 
-Semaphores order memory, also on weakly ordered processors (POSIX, section 4.12, memory synchronization). So every
-value that another process writes is read after a semaphore, except the flag of an exited rank, which is only a hint.
+Semaphores order memory, also on weakly ordered processors (POSIX, section 4.12, memory
+synchronization). So every value that another process writes is read after a semaphore, except the
+flag of an exited rank, which is only a hint.
 
-The memory has no name (memfd_create): ranks open it through /proc while its creator waits, and the last exit frees it.
+The memory has no name (memfd_create): ranks open it through /proc while its creator waits, and the
+last exit frees it.
 """
 
 import ctypes
@@ -62,7 +64,8 @@ class Semaphores:
     def __init__(self) -> None:
         locked, unlocked = ctypes.PyDLL(None), ctypes.CDLL(None)
         self._init, self.post, self._try = locked.sem_init, locked.sem_post, locked.sem_trywait
-        self._wait = unlocked.sem_clockwait  # since glibc 2.30; sem_timedwait follows the adjustable clock
+        # since glibc 2.30; sem_timedwait follows the adjustable clock
+        self._wait = unlocked.sem_clockwait
         self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
         self.post.argtypes = self._try.argtypes = (ctypes.c_void_p,)
         self._wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_long))
@@ -91,7 +94,10 @@ def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
     """
     end = LINE * num_ranks
     channels = []
-    for row_bytes in (FLAG_BYTES, max(LINE, min(ROW_BYTES, MAX_BYTES // (2 * num_ranks)) // LINE * LINE)):
+    for row_bytes in (
+        FLAG_BYTES,
+        max(LINE, min(ROW_BYTES, MAX_BYTES // (2 * num_ranks)) // LINE * LINE),
+    ):
         channels.append((end, row_bytes))
         end += num_ranks * (num_ranks * LINE + 2 * row_bytes)
     return channels, end
@@ -111,7 +117,8 @@ class Segment:
         """Allocate, on rank 0. Returns the segment and its file descriptor, to be closed. Raises OSError."""
         descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, _layout(num_ranks)[1])  # else a full memory ends a process by SIGBUS
+            # else a full memory ends a process by SIGBUS
+            os.posix_fallocate(descriptor, 0, _layout(num_ranks)[1])
             segment = cls(descriptor, 0, num_ranks)
             semaphores = Semaphores()
             for offset, _ in segment.channels:
@@ -169,10 +176,14 @@ class Channel:
         self._to = [start + (other * size + rank) * LINE for other in others]
         self._from = [(start + (rank * size + other) * LINE, other) for other in others]
         self._bytes = torch.frombuffer(
-            segment.memory, dtype=torch.uint8, offset=offset + size * size * LINE, count=2 * size * row_bytes
+            segment.memory,
+            dtype=torch.uint8,
+            offset=offset + size * size * LINE,
+            count=2 * size * row_bytes,
         ).view(2, size, row_bytes)
         self._number = 0
-        self._views: dict[tuple[int, int, torch.dtype], Rows] = {}  # making views costs more than an exchange
+        # making views costs more than an exchange
+        self._views: dict[tuple[int, int, torch.dtype], Rows] = {}
         self.row_bytes = row_bytes
         self.is_pending = False
 
@@ -222,7 +233,11 @@ class Channel:
             return f"the process of rank {other} (pid {self._pids[other]}) has ended"
         if self._segment.has_left(other):
             return f"rank {other} has exited"
-        return f"rank {other} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)" if is_late else ""
+        return (
+            f"rank {other} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)"
+            if is_late
+            else ""
+        )
 
 
 class Neighbours:
@@ -231,7 +246,9 @@ class Neighbours:
     `has_cores`: each has its own core, and may poll for some time.
     """
 
-    def __init__(self, segment: Segment, pids: Sequence[int], timeout: timedelta, *, has_cores: bool) -> None:
+    def __init__(
+        self, segment: Segment, pids: Sequence[int], timeout: timedelta, *, has_cores: bool
+    ) -> None:
         self._segment = segment
         self._pidfds = [os.pidfd_open(pid) for pid in pids]
         spin_s = SPIN_S if has_cores else 0.0
@@ -268,7 +285,9 @@ class Neighbours:
 
     def add_up(self, values: Tensor) -> None:
         """Replace `values` (n,) by the sum over all ranks, added in rank order: the same bits on each."""
-        parts = [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
+        parts = (
+            [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
+        )
         for part in parts:
             first, second, *others = self._gather(part).by_rank
             torch.add(first, second, out=part)

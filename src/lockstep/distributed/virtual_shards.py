@@ -1,8 +1,9 @@
 """The same bits on any number of workers: a batch is cut into virtual shards, as many for any number of workers.
 
-A worker computes a contiguous range of them, each in a thread of its own, which does what a worker of this shard would
-do. So a kernel sees one virtual shard and runs in one thread, a collective has a row of each virtual shard, and
-gradients are added in one binary tree. Nothing of this depends on the workers.
+A worker computes a contiguous range of them, each in a thread of its own, which does what a worker
+of this shard would do. So a kernel sees one virtual shard and runs in one thread, a collective has
+a row of each virtual shard, and gradients are added in one binary tree. Nothing of this depends on
+the workers.
 """
 
 import threading
@@ -26,8 +27,9 @@ T = TypeVar("T")
 class VirtualShards:
     """The virtual shards of this process, with a thread for each; a process without any has one thread.
 
-    `num_threads` of them run at once. They are cut by the relative `loads` of all ranks; the attribute of this name has
-    their number on each rank. As a context manager it ends the threads, which start when they are needed.
+    `num_threads` of them run at once. They are cut by the relative `loads` of all ranks; the
+    attribute of this name has their number on each rank. As a context manager it ends the threads,
+    which start when they are needed.
     """
 
     def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
@@ -39,9 +41,12 @@ class VirtualShards:
         self._ranges = [range(lo, hi) for lo, hi in bounds]
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
         self.own = self._ranges[self._rank]
-        self.num_parts = max(1, len(self.own))  # of the batch of this process, one of which may be empty
+        # of the batch of this process, one of which may be empty
+        self.num_parts = max(1, len(self.own))
         # each sets its threads: a new thread has those of OMP_NUM_THREADS for kernels of oneDNN
-        self._pool = ThreadPoolExecutor(self.num_parts, "virtual shard", torch.set_num_threads, (1,))
+        self._pool = ThreadPoolExecutor(
+            self.num_parts, "virtual shard", torch.set_num_threads, (1,)
+        )
         self._sent: list[Any] = [None] * self.num_parts
         self._received: Any = None
         self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
@@ -83,14 +88,17 @@ class VirtualShards:
         """Change each part of a batch, and join them."""
         parts = [change(part) for part in self.cut(batch)]
         mixes = [part.mix for part in parts if part.mix is not None]
-        inputs, targets, indices = (torch.cat(values) for values in zip(*(part[:3] for part in parts), strict=True))
+        inputs, targets, indices = (
+            torch.cat(values) for values in zip(*(part[:3] for part in parts), strict=True)
+        )
         mix = Mix(*(torch.cat(values) for values in zip(*mixes, strict=True))) if mixes else None
         return Batch(inputs, targets, indices, batch.shard, mix)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
         """Call `work` with the place of each part, each in its thread, and return the results in order.
 
-        Inside, collectives have all virtual shards for ranks. Every rank must call it. Raises what a part raised first.
+        Inside, collectives have all virtual shards for ranks. Every rank must call it. Raises what
+        a part raised first.
         """
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -117,11 +125,15 @@ class VirtualShards:
         except BaseException:
             self._barrier.abort()
             raise
-        for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
+        for error in sorted(
+            errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)
+        ):
             raise error
         return [task.result() for task in tasks]
 
-    def average(self, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]) -> None:
+    def average(
+        self, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]
+    ) -> None:
         """Set the gradient of each parameter to the mean over all virtual shards; `gradients` has a list of each part.
 
         A parameter that no virtual shard reaches has none. Every rank must call it.
@@ -129,7 +141,9 @@ class VirtualShards:
         own = gradients[: len(self.own)]
         counts = torch.zeros(len(parameters), device=parameters[0].device)
         for part in own:
-            counts += torch.tensor([gradient is not None for gradient in part], device=counts.device)
+            counts += torch.tensor(
+                [gradient is not None for gradient in part], device=counts.device
+            )
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
         subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
         mine = subtrees[self._rank]
@@ -139,7 +153,8 @@ class VirtualShards:
             for at in range(part, len(parameters), self.num_parts):
                 if is_reached[at]:
                     leaves = {
-                        (n, n + 1): _or_zeros(of[at], parameters[at]) for n, of in zip(self.own, own, strict=True)
+                        (n, n + 1): _or_zeros(of[at], parameters[at])
+                        for n, of in zip(self.own, own, strict=True)
                     }
                     totals[at] = [add_tree(span, leaves) for span in mine]
 
@@ -157,14 +172,25 @@ class VirtualShards:
         subtrees: Sequence[Sequence[Span]],
     ) -> None:
         """Replace `totals` of the subtrees of this process by the sum over all virtual shards."""
-        for dtype in dict.fromkeys(each.dtype for each, is_used in zip(parameters, is_reached, strict=True) if is_used):
-            places = [at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype]
+        for dtype in dict.fromkeys(
+            each.dtype for each, is_used in zip(parameters, is_reached, strict=True) if is_used
+        ):
+            places = [
+                at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype
+            ]
             sizes = [parameters[at].numel() for at in places]
-            flat = torch.empty(len(subtrees[self._rank]), sum(sizes), dtype=dtype, device=parameters[places[0]].device)
+            flat = torch.empty(
+                len(subtrees[self._rank]),
+                sum(sizes),
+                dtype=dtype,
+                device=parameters[places[0]].device,
+            )
             for row, span in enumerate(flat):
                 torch.cat([totals[at][row].reshape(-1) for at in places], out=span)
             for at, total in zip(places, add_over_ranks(subtrees, flat).split(sizes), strict=True):
-                totals[at] = [torch.empty_like(parameters[at]).copy_(total.view(parameters[at].shape))]
+                totals[at] = [
+                    torch.empty_like(parameters[at]).copy_(total.view(parameters[at].shape))
+                ]
 
     def meet(self, place: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
         """Return what `gather`, a collective of the processes, makes of the values of all parts of each."""

@@ -22,13 +22,16 @@ NUM_IMAGES = 24  # in a picture
 NUM_RESAMPLES = 10_000
 
 
-def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | None = None) -> dict[str, Any]:
+def scores_of(
+    findings: Findings, names: Sequence[str], groups: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return images, precision, recall and F1 of each class, their means, and the confusion matrix without its zeros.
 
     With two or more `groups` of the images, also the interval of the accuracy.
 
-    As scikit-learn's classification_report with zero_division=0: a class without images that was never predicted is
-    left out, and each other one counts equally in the mean "classes", as its images in the mean "images".
+    As scikit-learn's classification_report with zero_division=0: a class without images that was
+    never predicted is left out, and each other one counts equally in the mean "classes", as its
+    images in the mean "images".
     """
     labels, predictions = findings.labels, findings.predictions
     each = labels[labels == predictions], predictions, labels
@@ -37,7 +40,9 @@ def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | 
     present = np.flatnonzero(predicted + true)
     scores = ([[1], [1], [2]] * right / counted)[:, present]
     matrix: dict[str, dict[str, int]] = {}  # true, predicted, count: not C x C numbers
-    pairs: Counter[tuple[int, int]] = Counter(zip(labels.tolist(), predictions.tolist(), strict=True))
+    pairs: Counter[tuple[int, int]] = Counter(
+        zip(labels.tolist(), predictions.tolist(), strict=True)
+    )
     for (label, prediction), count in sorted(pairs.items()):
         matrix.setdefault(names[label], {})[names[prediction]] = count
 
@@ -45,8 +50,14 @@ def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | 
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
 
     return {
-        **({"accuracy_interval": accuracy_interval(findings, groups)} if groups and len({*groups}) > 1 else {}),
-        "classes": {names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())},
+        **(
+            {"accuracy_interval": accuracy_interval(findings, groups)}
+            if groups and len({*groups}) > 1
+            else {}
+        ),
+        "classes": {
+            names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())
+        },
         "means": {
             "classes": row(len(labels), scores.mean(1)),
             "images": row(len(labels), scores @ true[present] / len(labels)),
@@ -58,18 +69,29 @@ def scores_of(findings: Findings, names: Sequence[str], groups: Sequence[str] | 
 def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, Any]:
     """Return the 95 % interval of the accuracy, by resampling whole groups with replacement.
 
-    The percentile interval of the cluster bootstrap (Field and Welsh 2007, doi.org/10.1111/j.1467-9868.2007.00593.x).
-    `groups` are those of the images of the split, by position. Without two groups it is Wilson's interval (1927).
+    The percentile interval of the cluster bootstrap (Field and Welsh 2007,
+    doi.org/10.1111/j.1467-9868.2007.00593.x). `groups` are those of the images of the split, by
+    position. Without two groups it is Wilson's interval (1927).
     """
     if len({*groups}) < 2:
         from scipy.stats import binomtest  # takes 0.4 s
 
-        interval = binomtest(int(findings.hits.sum()), len(findings.hits)).proportion_ci(method="wilson")
+        interval = binomtest(int(findings.hits.sum()), len(findings.hits)).proportion_ci(
+            method="wilson"
+        )
         return {"low": float(interval.low), "high": float(interval.high)}
-    names, numbers = np.unique([groups[index] for index in findings.indices.tolist()], return_inverse=True)
-    sums = np.stack([np.bincount(numbers, findings.labels == findings.predictions), np.bincount(numbers)])
-    kinds, counts = np.unique(sums, axis=1, return_counts=True)  # groups with the same sums are drawn as one kind
-    right, images = kinds @ np.random.default_rng(0).multinomial(len(names), counts / len(names), NUM_RESAMPLES).T
+    names, numbers = np.unique(
+        [groups[index] for index in findings.indices.tolist()], return_inverse=True
+    )
+    sums = np.stack(
+        [np.bincount(numbers, findings.labels == findings.predictions), np.bincount(numbers)]
+    )
+    # groups with the same sums are drawn as one kind
+    kinds, counts = np.unique(sums, axis=1, return_counts=True)
+    right, images = (
+        kinds
+        @ np.random.default_rng(0).multinomial(len(names), counts / len(names), NUM_RESAMPLES).T
+    )
     low, high = np.percentile(right / images, [2.5, 97.5]).tolist()
     return {"low": low, "high": high, "num_groups": len(names)}
 
@@ -86,10 +108,15 @@ def show_report(result: dict[str, Any]) -> None:
     if len(classes) > MAX_CLASSES_SHOWN:
         classes = sorted(classes, key=lambda item: item[1]["f1"])[:MAX_CLASSES_SHOWN]
     lines = [*classes, *((f"mean of {name}", row) for name, row in result["means"].items())]
-    cells = [[name, f"{row['images']:,}", *(f"{row[score]:.4f}" for score in SCORES[1:])] for name, row in lines]
+    cells = [
+        [name, f"{row['images']:,}", *(f"{row[score]:.4f}" for score in SCORES[1:])]
+        for name, row in lines
+    ]
     print_table(new_table(["class", *SCORES], cells, out, right=SCORES), out)
     if len(classes) < len(result["classes"]):
-        out.print(f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all")
+        out.print(
+            f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all"
+        )
 
 
 def draw(
@@ -104,7 +131,10 @@ def draw(
 
     what = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden, plots.style():
+    with (
+        tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden,
+        plots.style(),
+    ):
         (written := Path(hidden, folder.name)).mkdir()
         for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what):
             figure.savefig(written / f"{name}.png", dpi=plots.DPI)

@@ -1,7 +1,8 @@
 """Which labels disagree with the probabilities of networks that were not trained on them: arithmetic on arrays.
 
-Confident learning (Northcutt, Jiang and Chuang 2021, arXiv:1911.00068) as cleanlab's `find_label_issues` with
-filter_by="confident_learning". Labels (N,) are class numbers, probabilities are (N, K).
+Confident learning (Northcutt, Jiang and Chuang 2021, arXiv:1911.00068) as cleanlab's
+`find_label_issues` with filter_by="confident_learning". Labels (N,) are class numbers,
+probabilities are (N, K).
 """
 
 import numpy as np
@@ -27,7 +28,9 @@ def confident_classes(labels: Labels, probabilities: Probabilities) -> Labels:
     """Return the class whose threshold is reached (N,), of several the most probable one; -1 if there is none."""
     reached = probabilities >= thresholds(labels, probabilities) - CLOSE
     several = reached.sum(1) > 1
-    return np.where(reached.any(1), np.where(several, probabilities.argmax(1), reached.argmax(1)), -1)
+    return np.where(
+        reached.any(1), np.where(several, probabilities.argmax(1), reached.argmax(1)), -1
+    )
 
 
 def suspicious(labels: Labels, probabilities: Probabilities) -> NDArray[np.bool_]:
@@ -46,9 +49,10 @@ def order(labels: Labels, probabilities: Probabilities) -> Labels:
 def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabilities, float]:
     """Return the probabilities at the temperature that fits the labels best, and the fraction of wrong labels.
 
-    A label is wrong with one probability for all images, and is then any other class. The likelihood of both is maximal
-    (by the EM algorithm at each of TEMPERATURES), so that wrong labels do not make the probabilities doubtful. The
-    fraction is 0.5 at most: of two classes, labels that are mostly wrong are names that are exchanged.
+    A label is wrong with one probability for all images, and is then any other class. The
+    likelihood of both is maximal (by the EM algorithm at each of TEMPERATURES), so that wrong
+    labels do not make the probabilities doubtful. The fraction is 0.5 at most: of two classes,
+    labels that are mostly wrong are names that are exchanged.
     """
     others = probabilities.shape[1] - 1
     logits = np.log(np.maximum(probabilities, CLOSE / 2))  # a file has six decimals
@@ -60,7 +64,11 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
         for _ in range(100):
             wrong = fraction * (1 - right) / others
             fraction = min(float(np.mean(wrong / (wrong + (1 - fraction) * right))), 0.5)
-        return float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()), temperature, fraction
+        return (
+            float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()),
+            temperature,
+            fraction,
+        )
 
     _, temperature, fraction = max(map(fit, TEMPERATURES))
     powers = np.exp(logits / temperature)

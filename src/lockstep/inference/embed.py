@@ -23,7 +23,9 @@ from lockstep.system.launcher import World
 from lockstep.system.wording import plural
 
 
-def embed(folder: RunFolder, world: World | None, trained: TrainedRun, options: EmbedOptions) -> int:
+def embed(
+    folder: RunFolder, world: World | None, trained: TrainedRun, options: EmbedOptions
+) -> int:
     """Write the features of every image of a source to an array, and the names next to it.
 
     The rest is as in `predict.predict`.
@@ -49,7 +51,8 @@ def embed(folder: RunFolder, world: World | None, trained: TrainedRun, options: 
 def features(module: Classifier, inputs: Tensor) -> Tensor:
     """Return what the last layer takes, (B, D), for inputs (B, C, H, W) of the `Classifier`, on its device.
 
-    Of maps and of tokens it is the mean over positions. Raises ConfigError for a network without such a layer.
+    Of maps and of tokens it is the mean over positions. Raises ConfigError for a network without
+    such a layer.
     """
     net, count = module.net, len(module.image_format.class_names)
     head = "".join(attach_ends(net, count).head[:1])
@@ -81,8 +84,8 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
 def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:
     """Write rows, each a position and its numbers as hexadecimal bytes, to an array (n, D) of NumPy's format.
 
-    The names of the positions are in a CSV file next to it, which appears first: features.csv may be a prediction.
-    Meanwhile the array is in memory, where its reader will have it, too.
+    The names of the positions are in a CSV file next to it, which appears first: features.csv may
+    be a prediction. Meanwhile the array is in memory, where its reader will have it, too.
     """
     values, listed = bytearray(), [["file"]]
     for line in itertools.chain.from_iterable(map(str.splitlines, rows)):

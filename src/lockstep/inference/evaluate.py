@@ -1,6 +1,7 @@
 """Evaluation: loss, metrics and a report by class of a trained network on labelled images, by any number of workers.
 
-Images that are named in place of those of the run are seen as the run sees its own, with classes by name.
+Images that are named in place of those of the run are seen as the run sees its own, with classes by
+name.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ from lockstep.system.wording import join_names, plural, similar_names
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
 
 
-def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, options: EvalOptions) -> int:
+def evaluate(
+    folder: RunFolder, world: World | None, trained: TrainedRun, options: EvalOptions
+) -> int:
     """Evaluate a run on a split of its data, or on other images.
 
     Prints the result, and writes scores.json. Returns the exit code.
@@ -65,15 +68,23 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
         outcomes = reliability.of(trainer)
         findings = outcomes and outcomes.findings
         if options.pictures is not None and findings is None:
-            raise ConfigError(Error("unsupported", "--pictures", "needs one prediction for each image", "remove it"))
-        place = redact(config.data.arguments().get("file") or config.data.root or config.data.target)
+            raise ConfigError(
+                Error(
+                    "unsupported", "--pictures", "needs one prediction for each image", "remove it"
+                )
+            )
+        place = redact(
+            config.data.arguments().get("file") or config.data.root or config.data.target
+        )
         result: dict[str, Any] = {
             "run": str(trained.folder.path),
             "checkpoint": str(trained.checkpoint),
             "data": place,
             "split": chosen,
             "images": len(images),
-            "metrics": {name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())},
+            "metrics": {
+                name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())
+            },
         }
         if here.rank == 0:
             if findings is not None:
@@ -97,21 +108,27 @@ def evaluate(folder: RunFolder, world: World | None, trained: TrainedRun, option
             if here.rank == 0:
                 print(f"{plural(len(images), 'row')} in {options.output}", flush=True)
         if options.pictures is not None and findings is not None:
-            draw = partial(class_report.draw, options.pictures, data.class_names, images, findings, result)
+            draw = partial(
+                class_report.draw, options.pictures, data.class_names, images, findings, result
+            )
             together(lambda: draw() if here.rank == 0 else None)
         if here.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})
     return 0
 
 
-def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tuple[ImageData, str, dict[str, str]]:
+def _load_data(
+    here: Session, trained: TrainedRun, options: EvalOptions
+) -> tuple[ImageData, str, dict[str, str]]:
     """Return the data to evaluate, the name of the part that is evaluated, and remarks.
 
     Every rank must call it.
     """
     if options.may_differ:
         saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
-        other = find_images(here, trained.folder, ImageFormat(**saved["image_format"]), options.split)
+        other = find_images(
+            here, trained.folder, ImageFormat(**saved["image_format"]), options.split
+        )
         if other is not None:
             images, chosen, notes = other
             return run_parts.serve_images(here, images), chosen, notes
@@ -127,7 +144,9 @@ def _load_data(here: Session, trained: TrainedRun, options: EvalOptions) -> tupl
     return run_parts.image_data(here, trained.folder), options.split or "test", {}
 
 
-def _refuse_unfit(config: Config, module: L.LightningModule, part: str, options: EvalOptions) -> None:
+def _refuse_unfit(
+    config: Config, module: L.LightningModule, part: str, options: EvalOptions
+) -> None:
     """Raise ConfigError if the module cannot be evaluated on the part, or not with these options."""
     is_ours = isinstance(module, Classifier)
     if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
@@ -143,13 +162,19 @@ def _refuse_unfit(config: Config, module: L.LightningModule, part: str, options:
         ranking_argument(module, options.top_k)
     step = "test_step" if part == "test" else "validation_step"
     if not is_overridden(step, module):
-        raise ConfigError(Error("missing", f"module._target_={config.module.target}", f"has no {step}", "add one"))
+        raise ConfigError(
+            Error("missing", f"module._target_={config.module.target}", f"has no {step}", "add one")
+        )
 
 
 def _show(result: dict[str, Any]) -> None:
     """Print the report of an evaluation."""
     notes, count = result.get("notes", {}), result["images"]
-    images = f"{plural(count, 'image')} of {result['data']}" if notes else plural(count, f"{result['split']} image")
+    images = (
+        f"{plural(count, 'image')} of {result['data']}"
+        if notes
+        else plural(count, f"{result['split']} image")
+    )
     values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
     show_table(f"{result['checkpoint']} on {images}", [*values, *notes.items()])
     class_report.show_report(result)
@@ -157,11 +182,13 @@ def _show(result: dict[str, Any]) -> None:
         scores.show(result["calibration"])
 
 
-def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | None) -> Found | None:
+def find_images(
+    here: Session, run: RunFolder, form: ImageFormat, split: str | None
+) -> Found | None:
     """Find the image files of the configuration, None if they are those of the run. Every rank must call it.
 
-    Without `split` all are taken, unless there is a test split. Raises ConfigError for classes that the run does not
-    have, and for images of another shape.
+    Without `split` all are taken, unless there is a test split. Raises ConfigError for classes that
+    the run does not have, and for images of another shape.
     """
 
     def load(section: Data) -> Found | None:
@@ -186,15 +213,21 @@ def find_images(here: Session, run: RunFolder, form: ImageFormat, split: str | N
         memory = "once" if section.memory == "auto" else section.memory
         images = replace(files, table=replace(table, splits=splits)).splits(memory)
         if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
-            raise ValueError(f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}")
-        notes = {"data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"}
+            raise ValueError(
+                f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}"
+            )
+        notes = {
+            "data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"
+        }
         if shared.replaced:
             names = join_names(shared.replaced, 1)
             notes["other contents"] = f"than the images of the run with the same names: {names}"
         if absent := images.absent_classes("test"):
             notes["no image"] = f"of {join_names(absent, 10)}"
         if again := sorted({*again}.intersection(images.test.names)):
-            notes["same name"] = f"as a training image: {join_names(again, 1)}; are they other images?"
+            notes["same name"] = (
+                f"as a training image: {join_names(again, 1)}; are they other images?"
+            )
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
     return run_parts.once_a_node(
@@ -211,7 +244,9 @@ def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
     others = [name for name in table.class_names if name not in known]
     alike = similar_names([*others, *known]) if others else ""
     if alike:
-        raise ValueError(f"{table.setting} has classes that only look like those of the run, {alike}: rename them")
+        raise ValueError(
+            f"{table.setting} has classes that only look like those of the run, {alike}: rename them"
+        )
 
 
 def _match_classes(table: ImageTable, known: Sequence[str]) -> ImageTable:

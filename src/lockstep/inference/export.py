@@ -37,7 +37,8 @@ from lockstep.system.terminal import show_table
 from lockstep.system.tracebacks import located
 from lockstep.system.wording import plural, size_text
 
-# float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator differs by 1e-2 and more
+# float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator
+# differs by 1e-2 and more
 LIMIT = 1e-4
 NUM_CHECKED = 32  # images
 Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers (B,)
@@ -54,7 +55,12 @@ class Exported(nn.Module):
     def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
         super().__init__()
         self.threshold = threshold
-        self.net, self.calibration, self.task, self.view = module.net, module.calibration, module.task, view
+        self.net, self.calibration, self.task, self.view = (
+            module.net,
+            module.calibration,
+            module.task,
+            view,
+        )
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
@@ -62,14 +68,23 @@ class Exported(nn.Module):
         if not images.is_floating_point():
             images = self._apply_view(images.float()).sub(self.mean).div(self.std)
         predictions = self.task.predictions(self.calibration(self.net(images)))
-        return predictions if self.threshold is None else (predictions, selective.answers(predictions, self.threshold))
+        return (
+            predictions
+            if self.threshold is None
+            else (predictions, selective.answers(predictions, self.threshold))
+        )
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
-        if self.view.fit == "letterbox":  # two pixels at least: one is a special case of torch.export and onnxruntime
+        # two pixels at least: one is a special case of torch.export and onnxruntime
+        if self.view.fit == "letterbox":
             size: Any = (
-                torch.sym_min(most_high, torch.sym_max(2, _round_quotient(height * most_wide, width))),
-                torch.sym_min(most_wide, torch.sym_max(2, _round_quotient(width * most_high, height))),
+                torch.sym_min(
+                    most_high, torch.sym_max(2, _round_quotient(height * most_wide, width))
+                ),
+                torch.sym_min(
+                    most_wide, torch.sym_max(2, _round_quotient(width * most_high, height))
+                ),
             )
         else:
             size = (
@@ -78,7 +93,8 @@ class Exported(nn.Module):
             )
         scaled = self._scale(images, size)
         assert self.view.size is not None
-        border: list[Any] = []  # below 0 it crops: torch.export would make a slice a condition for images
+        # below 0 it crops: torch.export would make a slice a condition for images
+        border: list[Any] = []
         for side, scaled_side in zip(self.view.size[::-1], size[::-1], strict=True):
             space = side - scaled_side
             before = space // 2 if self.view.fit == "letterbox" else -_round_quotient(-space, 2)
@@ -100,14 +116,21 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None) -> int:
+def export(
+    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None
+) -> int:
     """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
 
-    Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be exported.
+    Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be
+    exported.
     """
     predict.refuse_own_module(config, "lockstep export")
     threshold, text = selective.threshold_of(checkpoint, config, max_error)
-    with session.open_session(run, config, None) as here, warnings.catch_warnings(), torch.no_grad():
+    with (
+        session.open_session(run, config, None) as here,
+        warnings.catch_warnings(),
+        torch.no_grad(),
+    ):
         load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
         module = predict.load_network(here, checkpoint)
@@ -116,23 +139,34 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
-        facts |= {"predictions": module.task.named, "class_names": names, "image_shape": form.image_shape}
+        facts |= {
+            "predictions": module.task.named,
+            "class_names": names,
+            "image_shape": form.image_shape,
+        }
         if not form.is_float:
             facts |= {"mean": form.mean, "std": form.std}
-            facts |= {key: getattr(view, key) for key in ("crop_percent", "fit", "interpolation", "background")}
+            facts |= {
+                key: getattr(view, key)
+                for key in ("crop_percent", "fit", "interpolation", "background")
+            }
         if threshold is not None:
             facts |= {"max_error": max_error, "threshold": threshold}
-        warnings.simplefilter("ignore")  # of the exporters, about themselves; torch also logs and prints whole graphs
+        # of the exporters, about themselves; torch also logs and prints whole graphs
+        warnings.simplefilter("ignore")
         logging.disable()
         try:
             make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
-                content, running = make(_program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False))
+                content, running = make(
+                    _program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False)
+                )
             pictures = enumerate(_pictures(images))
             differences = [_differences(module, exported, running, *each) for each in pictures]
         except ImageError:
             raise
-        except Exception as error:  # of custom code, of an operator that ONNX lacks, or of the file on other images
+        # of custom code, of an operator that ONNX lacks, or of the file on other images
+        except Exception as error:
             raise ConfigError(
                 Error(
                     "failed",
@@ -155,18 +189,25 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
     checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
     checks |= {"largest_scaled_difference": largest_scaled}
     answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
-    shape = ", ".join(str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape)))
+    shape = ", ".join(
+        str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape))
+    )
     rows = [
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
         ("inside", "" if form.is_float else f"{view.text}; normalization"),
-        ("predictions", f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"),
+        (
+            "predictions",
+            f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}",
+        ),
         ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
     ]
     if not form.is_float:
         scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
         rows.append(("other sizes", scaled))
     if threshold is not None:
-        rows.insert(3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}"))
+        rows.insert(
+            3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}")
+        )
     print(text, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0
@@ -174,7 +215,9 @@ def export(config: Config, run: RunFolder, checkpoint: Path, output: Path, max_e
 
 def _pictures(images: Images) -> Iterator[Tensor]:
     """Yield evenly spaced test images (1, C, h, w), uint8 in another size than the network's."""
-    for position in torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1):
+    for position in (
+        torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1)
+    ):
         if isinstance(images.pixels, ImageFiles):
             picture = images.pixels.decode(int(position)).pixels.unsqueeze(0)
         else:
@@ -188,12 +231,15 @@ def _pictures(images: Images) -> Iterator[Tensor]:
 
 
 def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
-    images = torch.zeros(2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8)
+    images = torch.zeros(
+        2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8
+    )
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
     program = torch.export.export(exported, (images,), dynamic_shapes=shapes)
     for part in program.graph_module.modules():  # also the blocks of torch.no_grad
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # paths and lines of the code, which both formats would contain
+            # paths and lines of the code, which both formats would contain
+            node.meta.pop("stack_trace", None)
     return program
 
 
@@ -204,11 +250,17 @@ def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tu
     return file.getvalue(), torch.export.load(file).module()
 
 
-def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
+def _onnx(
+    program: ExportedProgram, axes: Mapping[int, str], metadata: str
+) -> tuple[bytes, Running]:
     import onnxruntime
 
     outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]
-    names: Any = {"input_names": ["images"], "output_names": outputs, "dynamic_shapes": (dict(axes),)}
+    names: Any = {
+        "input_names": ["images"],
+        "output_names": outputs,
+        "dynamic_shapes": (dict(axes),),
+    }
     made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     assert made is not None
     made.model.metadata_props["lockstep"] = metadata
@@ -216,7 +268,9 @@ def _onnx(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> t
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Any:
-        found = [torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})]
+        found = [
+            torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})
+        ]
         return found if len(outputs) > 1 else found[0]
 
     return content, run

@@ -24,7 +24,9 @@ JUDGED = ("val", "test")  # splits of a run
 MAX_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
 
 
-def judge(folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions) -> int:
+def judge(
+    folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions
+) -> int:
     """Write the list of images to a CSV file, with pictures of the first ones next to it; print a summary."""
     predict.refuse_own_module(trained.config, "lockstep labels")
     with session.open_session(folder, trained.config, world) as here:
@@ -73,7 +75,9 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
     return paths
 
 
-def _judge(paths: Sequence[Path], images: Splits, *, is_run: bool) -> tuple[dict[str, Any], list[list[Any]]]:
+def _judge(
+    paths: Sequence[Path], images: Splits, *, is_run: bool
+) -> tuple[dict[str, Any], list[list[Any]]]:
     """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
     lines, classes, labels, probabilities = tables.read(paths)
     is_suspicious, best = (
@@ -109,7 +113,11 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     """Draw the images of the first rows."""
     from lockstep.callbacks import plots
 
-    at = {str(name): (part.pixels, row) for part in images.parts.values() for row, name in enumerate(part.names)}
+    at = {
+        str(name): (part.pixels, row)
+        for part in images.parts.values()
+        for row, name in enumerate(part.names)
+    }
     # without those that are not judged, or were removed, with changed_data=accept
     rows = [row for row in rows if row[2] and row[0] in at]
     captions = []
@@ -129,8 +137,13 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
 def _show(facts: dict[str, Any]) -> None:
     out, count = terminal(), facts["suspicious"]
     if count:
-        cells = [[row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"] for row in facts["labels"]]
-        print_table(new_table(HEAD[:4], cells[:MAX_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out)
+        cells = [
+            [row["file"], row["label"], row["suggested"], f"{row['score']:.4f}"]
+            for row in facts["labels"]
+        ]
+        print_table(
+            new_table(HEAD[:4], cells[:MAX_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out
+        )
         if count > MAX_ROWS:
             out.print(f"... and {count - MAX_ROWS:,} more", style="dim")
         out.print()

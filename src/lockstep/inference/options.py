@@ -20,9 +20,9 @@ class TrainedRun:
 class EvalOptions:
     """Options of `lockstep eval`.
 
-    `output` is a CSV file for a row of each image with its `top_k` most probable classes. `pictures` is a
-    folder for pictures and numbers. Images that are not those of the run are evaluated if they
-    `may_differ`; all of them if `split` is None and they have no test split.
+    `output` is a CSV file for a row of each image with its `top_k` most probable classes.
+    `pictures` is a folder for pictures and numbers. Images that are not those of the run are
+    evaluated if they `may_differ`; all of them if `split` is None and they have no test split.
     """
 
     split: str | None
@@ -36,9 +36,9 @@ class EvalOptions:
 class PredictOptions:
     """Options of `lockstep predict`.
 
-    `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the CSV
-    file `output` the predictions are printed, or recorded if `is_json`. If `is_strict`, nothing is
-    written if a file cannot be read. With `max_error` the class of an image without an answer is
+    `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the
+    CSV file `output` the predictions are printed, or recorded if `is_json`. If `is_strict`, nothing
+    is written if a file cannot be read. With `max_error` the class of an image without an answer is
     `unknown`: see `selective.threshold_of`.
     """
 

@@ -38,16 +38,20 @@ from lockstep.tasks.classification import Classification
 FOLD_WEIGHTS = "fold_weights_sha256"  # in summary.json: of the network of fold_predictions.csv
 
 
-def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options: PredictOptions) -> int:
+def predict(
+    folder: RunFolder, world: World | None, trained: TrainedRun, options: PredictOptions
+) -> int:
     """Write or print the prediction of every image of a source, each once and in order.
 
-    Returns the exit code, 1 on rank 0 if files of a folder cannot be read: they are skipped and listed on
-    standard error.
+    Returns the exit code, 1 on rank 0 if files of a folder cannot be read: they are skipped and
+    listed on standard error.
     """
     config, output = trained.config, options.output
     refuse_own_module(config, "lockstep predict")
     with session.open_session(folder, config, world) as here:
-        threshold, text = together(lambda: selective.threshold_of(trained.checkpoint, config, options.max_error))
+        threshold, text = together(
+            lambda: selective.threshold_of(trained.checkpoint, config, options.max_error)
+        )
         print(text if here.rank == 0 else "", end="", flush=True)
         module = load_network(here, trained.checkpoint)
         images = images_of(here, trained.folder, options.source, module.image_format)
@@ -72,7 +76,9 @@ def predict(folder: RunFolder, world: World | None, trained: TrainedRun, options
         return report(here, "prediction", output, result, errors)
 
 
-def report(here: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]) -> int:
+def report(
+    here: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]
+) -> int:
     """Print and record a `result`, which has the number of rows by their `noun`, and the `errors`.
 
     Errors are those of images without a row. Returns the exit code.
@@ -106,7 +112,8 @@ def refuse_own_module(config: Config, who: str) -> None:
 def load_network(here: Session, checkpoint: Path) -> Classifier:
     """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    if here.device.type == "cpu":  # threads call it, and the switches of the compiler are those of the process
+    # threads call it, and the switches of the compiler are those of the process
+    if here.device.type == "cpu":
         here = replace(here, config=here.config.model_copy(update={"compile": False}))
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
@@ -142,24 +149,35 @@ def images_of(here: Session, run: RunFolder, source: str, image_format: ImageFor
     with contextlib.nullcontext() if here.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
         images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
-        raise ConfigError(Error("changed", source, "changed while the workers listed it", "start again"))
+        raise ConfigError(
+            Error("changed", source, "changed while the workers listed it", "start again")
+        )
     return images
 
 
 def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
 
-    Runs of other tasks than classification write none. Returns the SHA-256 of the weights for the summary.
+    Runs of other tasks than classification write none. Returns the SHA-256 of the weights for the
+    summary.
     """
     images, fold = data.splits.test, str(here.config.data.fold)
-    if isinstance(module, Classifier) and isinstance(module.task, Classification) and images.classes is not None:
+    if (
+        isinstance(module, Classifier)
+        and isinstance(module.task, Classification)
+        and images.classes is not None
+    ):
         with module.eager_mode():  # as in `load_network`
-            write_probabilities(here, module.to(here.device).eval(), images, here.folder.fold_rows, fold)
+            write_probabilities(
+                here, module.to(here.device).eval(), images, here.folder.fold_rows, fold
+            )
         return {FOLD_WEIGHTS: hash_of(module)}
     return {}
 
 
-def write_probabilities(here: Session, module: Classifier, images: Images, output: Path, fold: str) -> None:
+def write_probabilities(
+    here: Session, module: Classifier, images: Images, output: Path, fold: str
+) -> None:
     """Write class, prediction and the probabilities of all classes of each image, and `fold`. Every rank must call it.
 
     The images must have classes.

@@ -120,7 +120,9 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
 
 
-def _losses(module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor, positions: Tensor) -> list[float]:
+def _losses(
+    module: Classifier, outputs: Tensor, inputs: Tensor, targets: Tensor, positions: Tensor
+) -> list[float]:
     """Return the loss of each image, without the weight of its class."""
     count = len(positions)
     shard = Shard(epoch=0, step=0, micro_step=0, size=count, lo=0, hi=count, group_size=count)

@@ -39,7 +39,9 @@ def _read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
             yield [uncell(cell) for cell in row]
 
 
-def list_rows(task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chunks: Iterable[str]) -> None:
+def list_rows(
+    task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chunks: Iterable[str]
+) -> None:
     """Add rows of predictions, which come as CSV below `heads`, to `rows`."""
     is_of = type(task).cells  # what made the rows; those of other tasks stay texts
     for file, *cells in _read_rows(chunks):
@@ -65,22 +67,30 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1
-            doubts = heapq.nsmallest(MAX_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")])
+            doubts = heapq.nsmallest(
+                MAX_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")]
+            )
         elif is_of is Multilabel.cells:
-            labels = sorted(zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0])
+            labels = sorted(
+                zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0]
+            )
             found = [name for value, name in labels if value >= MIN_PROBABILITY]
             counts.update(found or ["none"])
             cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
         if len(shown) < MAX_ROWS:
             shown.append([file, *cells])
     heads = ["file", "labels"] if is_of is Multilabel.cells else heads
-    numbers = heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
+    numbers = (
+        heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
+    )
     texts = [head for head in heads if head not in numbers]
     out = terminal()
     print_table(new_table(heads, shown, out, right=numbers, wraps=texts), out)
     if num_images > 1:
         out.print()
-        found = join_names([f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES)
+        found = join_names(
+            [f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES
+        )
         say(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
     if num_images > MAX_ROWS:
         if doubts:

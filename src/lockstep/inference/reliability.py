@@ -33,8 +33,9 @@ Array = NDArray[np.float64]
 def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
     """Fit the calibration of a finished training on its validation images; add it to its checkpoint and to `module`.
 
-    The module gets the weights of `best`, as for the test; without it the last checkpoint has those of the module.
-    Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get none. Every rank must call it.
+    The module gets the weights of `best`, as for the test; without it the last checkpoint has those
+    of the module. Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get
+    none. Every rank must call it.
     """
     if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task):
         return
@@ -53,7 +54,9 @@ def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: P
     keep(here, module, best, "val", outcomes.findings())
 
 
-def keep(here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None) -> None:
+def keep(
+    here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None
+) -> None:
     """Write the calibration of a module into `best`, with the predictions of a split; every rank must call it.
 
     Without `best` into the last checkpoint, if that has the weights of the module: the same step.
@@ -62,7 +65,10 @@ def keep(here: Session, module: Classifier, best: Path | None, split: str, findi
     if not isinstance(own, calibration.Calibration):
         return
     if findings is not None and not findings.is_multilabel:
-        confidences, is_right = torch.from_numpy(findings.probabilities).float(), torch.from_numpy(findings.hits)
+        confidences, is_right = (
+            torch.from_numpy(findings.probabilities).float(),
+            torch.from_numpy(findings.hits),
+        )
         own.entry = {**own.entry, split: {"confidences": confidences, "is_right": is_right}}
     path, entry = best or here.folder.last_checkpoint, own.entry
 
@@ -81,8 +87,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return outputs (n, C), labels (n,) or (n, C) and positions (n,) of this rank's validation images; None for maps.
 
-    They are in host memory. Images whose class is no number from 0 to C - 1, which a custom loss may ignore, are left
-    out.
+    They are in host memory. Images whose class is no number from 0 to C - 1, which a custom loss
+    may ignore, are left out.
     """
     found = []
     with torch.inference_mode():
@@ -94,18 +100,23 @@ def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, T
             labels = labels_of(module.task, outputs, batch.targets.cpu())
             if labels is None:
                 return None
-            is_known = slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
+            is_known = (
+                slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
+            )
             found.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
     outputs, labels, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
     return outputs, labels, indices
 
 
-def report(findings: Findings, groups: Sequence[str] | None, entry: Mapping[str, Any]) -> dict[str, Any]:
+def report(
+    findings: Findings, groups: Sequence[str] | None, entry: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the scores of the probabilities and their bins, raw and, if there are such, calibrated.
 
-    The expected calibration error (ECE) is that of Guo et al. (2017, https://arxiv.org/abs/1706.04599). Of few images
-    it is too large, because it contains their chance. Intervals are from resampled images, or from whole groups of
-    them: `groups` of the split, by position. `entry` is the calibration of the checkpoint.
+    The expected calibration error (ECE) is that of Guo et al. (2017,
+    https://arxiv.org/abs/1706.04599). Of few images it is too large, because it contains their
+    chance. Intervals are from resampled images, or from whole groups of them: `groups` of the
+    split, by position. `entry` is the calibration of the checkpoint.
     """
     result: dict[str, Any] = {}
     units = findings.indices
@@ -131,21 +142,27 @@ def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Arr
     """
     gaps = (quality.confidences - findings.hits).reshape(len(units), -1)
     at = NUM_BINS * units[:, None] + bins_of(quality.confidences).reshape(gaps.shape)
-    gaps_of = np.bincount(at.ravel(), gaps.ravel() / gaps.shape[1], NUM_BINS * (units.max() + 1)).reshape(-1, NUM_BINS)
+    gaps_of = np.bincount(
+        at.ravel(), gaps.ravel() / gaps.shape[1], NUM_BINS * (units.max() + 1)
+    ).reshape(-1, NUM_BINS)
     scores = np.stack([np.ones(len(units)), quality.nll, quality.brier])
-    return np.column_stack([*(np.bincount(units, each) for each in scores), gaps_of]).astype(np.float64)
+    return np.column_stack([*(np.bincount(units, each) for each in scores), gaps_of]).astype(
+        np.float64
+    )
 
 
 def _scores(sums: Array) -> dict[str, dict[str, float]]:
     """Return NLL, Brier score and ECE of `_sums`, with percentiles of resampled units as intervals.
 
-    A resample has about twice the chance in its ECE: the interval of that is mirrored at its value, which takes it off
-    (the basic bootstrap: Davison and Hinkley 1997, 5.6).
+    A resample has about twice the chance in its ECE: the interval of that is mirrored at its value,
+    which takes it off (the basic bootstrap: Davison and Hinkley 1997, 5.6).
     """
     draw, count = np.random.default_rng(0), len(sums)
     drawn = (draw.integers(count, size=count) for _ in range(NUM_RESAMPLES))
     with np.errstate(invalid="ignore"):  # 0 times an infinite NLL
-        found = np.stack([sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in drawn)])
+        found = np.stack(
+            [sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in drawn)]
+        )
     found = np.column_stack([found[:, 1:3], abs(found[:, 3:]).sum(1)]) / found[:, :1]
     value, (low, high) = found[0], np.percentile(found[1:], [2.5, 97.5], axis=0)
     low[2], high[2] = np.maximum(0, 2 * value[2] - [high[2], low[2]])
@@ -163,10 +180,14 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
     if found is None or found.findings is None:
         return {}
     assert isinstance(module, Classifier)
-    keep(here, module, Path(trainer.ckpt_path) if trainer.ckpt_path else None, "test", found.findings)
+    keep(
+        here, module, Path(trainer.ckpt_path) if trainer.ckpt_path else None, "test", found.findings
+    )
     if here.rank > 0:
         return {}
-    result = report(found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED))
+    result = report(
+        found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED)
+    )
     if not here.config.silent:
         show(result, "test probabilities")
     if found.findings.is_multilabel:
@@ -178,7 +199,11 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
 def show(result: dict[str, Any], title: str = "probabilities") -> None:
     """Print a report as a table below `title`, and how the probabilities were calibrated, or why they were not."""
     out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
-    interval = f"95 % interval, {plural(result['num_groups'], 'group')}" if "num_groups" in result else "95 % interval"
+    interval = (
+        f"95 % interval, {plural(result['num_groups'], 'group')}"
+        if "num_groups" in result
+        else "95 % interval"
+    )
     rows = []
     for key, name in SCORES.items():
         *_, last = scores = [result[way][key] for way in ways]
@@ -186,7 +211,11 @@ def show(result: dict[str, Any], title: str = "probabilities") -> None:
         rows.append([name, *cells, f"{measure(last['low'])} to {measure(last['high'])}"])
     print_table(new_table([title, *ways, interval], rows, out, right=ways), out)
     if "calibrated" in result:
-        what = f"temperature {result['temperature']:.3g}" if "temperature" in result else "slope and offset of labels"
+        what = (
+            f"temperature {result['temperature']:.3g}"
+            if "temperature" in result
+            else "slope and offset of labels"
+        )
         fitted = f"{what}, fitted on {plural(result['num_images'], 'validation image')}"
         text = "; ".join(filter(None, [fitted, result["note"]]))
     else:

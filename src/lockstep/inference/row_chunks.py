@@ -1,9 +1,9 @@
 """Rows of all images by any number of workers, in one file.
 
-Images are split into chunks that do not depend on the workers, so the bits of the rows do not either.
-Each worker takes the next chunk when it is free. Its threads read files, and on a CPU call the network
-that all of them share. Each rank appends its chunks to a hidden file, a JSON line each, which rank 0
-joins. Hidden files are next to the output, which may be on a disk of its own.
+Images are split into chunks that do not depend on the workers, so the bits of the rows do not
+either. Each worker takes the next chunk when it is free. Its threads read files, and on a CPU call
+the network that all of them share. Each rank appends its chunks to a hidden file, a JSON line each,
+which rank 0 joins. Hidden files are next to the output, which may be on a disk of its own.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ from lockstep.runs.files import csv_text
 from lockstep.runs.naming import display_path
 from lockstep.system.internals import shared_count
 
-# of a chunk on a CPU: maps of more images come from fresh pages in every layer, 13.6 in place of 7.5 ms an image of 224
-# pixels (ResNet-18 of width 8, one thread of an AMD EPYC, 2026-11-27)
+# of a chunk on a CPU: maps of more images come from fresh pages in every layer, 13.6 in place of
+# 7.5 ms an image of 224 pixels (ResNet-18 of width 8, one thread of an AMD EPYC, 2026-11-27)
 NUM_PIXELS = 4 * 224**2
 Index = tuple[Path, dict[int, int]]  # a file, and the offset of each of its chunks
 # of positions (n,), pixels (n, C, H, W) and targets (n, ...), called by several threads at once
@@ -62,7 +62,9 @@ class RowFile:
     is_strict: bool = True
 
 
-def write_rows(here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile) -> list[str]:
+def write_rows(
+    here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile
+) -> list[str]:
     """Write the rows of all images. Returns the errors of those that cannot be read.
 
     The network that computes the rows takes images of the `image_format`. Every rank must call it.
@@ -78,7 +80,9 @@ def write_rows(here: Session, image_format: ImageFormat, images: Images, rows_of
         return together(lambda: join_all() if here.rank == 0 else [])
 
 
-def _take_chunks(here: Session, images: Images, rows_of: RowsOf, size: int, name: str) -> Iterator[Chunk]:
+def _take_chunks(
+    here: Session, images: Images, rows_of: RowsOf, size: int, name: str
+) -> Iterator[Chunk]:
     """Yield computed chunks of `size` images: this rank takes the next one when it is free.
 
     The `name` is used once.
@@ -104,25 +108,32 @@ def compute_chunks(
 ) -> Iterator[Chunk]:
     """Yield the chunk of each number and positions (n,), as soon as it is computed, by up to `count` threads.
 
-    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for those that decode. For a
-    GPU the threads only read. Samples of a Dataset are read by the caller's thread, which they may need.
+    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for
+    those that decode. For a GPU the threads only read. Samples of a Dataset are read by the
+    caller's thread, which they may need.
     """
     on_cpu, source = device.type == "cpu", images.pixels
 
-    def chunk_of(number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]) -> Chunk:
+    def chunk_of(
+        number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]
+    ) -> Chunk:
         kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
         # a network may fail without an image
         rows = rows_of(positions[kept], pixels[kept], targets[kept]) if kept else []
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
 
-    def work(number: int, positions: Tensor, pixels: Tensor, targets: Tensor) -> Callable[[], Chunk]:
+    def work(
+        number: int, positions: Tensor, pixels: Tensor, targets: Tensor
+    ) -> Callable[[], Chunk]:
         errors: dict[int, str] = {}
         if isinstance(source, ImageFiles):
             pixels, errors = source.read(positions)
         finish = partial(chunk_of, number, positions, pixels, targets, errors)
         return partial(Chunk, *finish()) if on_cpu else finish
 
-    num_threads = source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
+    num_threads = (
+        source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
+    )
     max_pending = count if on_cpu else count + 1  # with the one that the GPU computes
     parts, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
@@ -194,7 +205,9 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
     Raises ImageError, inside `write`, if there are no rows, or errors and `is_strict`.
     """
     errors: list[str] = []
-    places = {number: (path, offset) for path, offsets in found for number, offset in offsets.items()}
+    places = {
+        number: (path, offset) for path, offsets in found for number, offset in offsets.items()
+    }
 
     def rows() -> Iterator[str]:
         has_rows = False
@@ -209,7 +222,9 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
             raise ImageError(errors)
 
     with contextlib.ExitStack() as held:
-        sources = {path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found}
+        sources = {
+            path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found
+        }
         write(rows())
     return errors
 

@@ -24,14 +24,18 @@ def answers(predictions: Tensor, threshold: float) -> Tensor:
     return torch.where(predictions.amax(1).float() > threshold, predictions.argmax(1), -1)
 
 
-def choose(confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: float) -> float | None:
+def choose(
+    confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: float
+) -> float | None:
     """Return the threshold that answers most of n images, of those that keep `max_error`; None if there is none.
 
-    Growing shares of the images are tested, each by the exact binomial test, until one fails: a fixed sequence, of
-    which every test has the whole level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first is
-    a fifth of all, and large enough to pass with one error, or with none if there are too few images. The threshold of
-    a share is the next smaller confidence: given it, those above are independent draws. Equal `confidences` (n,) are
-    answered together. That thresholds are drawn, too, breaks the promise no more often: simulated in the tests.
+    Growing shares of the images are tested, each by the exact binomial test, until one fails: a
+    fixed sequence, of which every test has the whole level (Angelopoulos et al. 2021,
+    https://arxiv.org/abs/2110.01052). The first is a fifth of all, and large enough to pass with
+    one error, or with none if there are too few images. The threshold of a share is the next
+    smaller confidence: given it, those above are independent draws. Equal `confidences` (n,) are
+    answered together. That thresholds are drawn, too, breaks the promise no more often: simulated
+    in the tests.
     """
     from scipy.special import bdtr
 
@@ -55,14 +59,17 @@ def threshold_of(
 ) -> tuple[float | None, str]:
     """Return the threshold of the checkpoint of a run, with lines to print about it; None without `max_error`.
 
-    It is chosen on the validation images, or on those of all folds of its setting. Raises ConfigError, which names the
-    `option`, if there is none, and for images in groups, which are not independent.
+    It is chosen on the validation images, or on those of all folds of its setting. Raises
+    ConfigError, which names the `option`, if there is none, and for images in groups, which are not
+    independent.
     """
     if max_error is None:
         return None, ""
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
-        raise ConfigError(Error("value", option, "is no error rate", "use a number between 0 and 1, such as 0.05"))
+        raise ConfigError(
+            Error("value", option, "is no error rate", "use a number between 0 and 1, such as 0.05")
+        )
     if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
         raise ConfigError(
             Error(
@@ -85,12 +92,18 @@ def threshold_of(
         )
     if UNKNOWN in saved["image_format"]["class_names"]:
         raise ConfigError(
-            Error("conflict", option, f"answers {UNKNOWN}, which is a class of this run, too", "rename the class")
+            Error(
+                "conflict",
+                option,
+                f"answers {UNKNOWN}, which is a class of this run, too",
+                "rename the class",
+            )
         )
     names = {"val": "validation images", "test": "test images"}
     found = [(name, kept[split]) for split, name in names.items() if split in kept]
     parts = [(name, rows["confidences"].numpy(), rows["is_right"].numpy()) for name, rows in found]
-    if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:  # with the test images
+    # with the test images
+    if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
         rows, _, _, probabilities = tables.read([path])
         is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
         # confidences that are the same in six digits are on one side of it
@@ -99,7 +112,14 @@ def threshold_of(
     threshold = choose(confidences, is_right, max_error)
     if threshold is None:
         rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
-        least = next((f", or use {rate:g}" for rate in rates if choose(confidences, is_right, rate) is not None), "")
+        least = next(
+            (
+                f", or use {rate:g}"
+                for rate in rates
+                if choose(confidences, is_right, rate) is not None
+            ),
+            "",
+        )
         raise ConfigError(
             Error(
                 "unsupported",
@@ -111,11 +131,14 @@ def threshold_of(
     promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
     shares = [_share(threshold, *part) for part in parts]
-    checks = [f"{share}: the independent check" for share in shares[1:]]  # which did not choose the checkpoint
+    # which did not choose the checkpoint
+    checks = [f"{share}: the independent check" for share in shares[1:]]
     return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
 
 
-def _share(threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]) -> str:
+def _share(
+    threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]
+) -> str:
     answered = is_right[confidences > threshold]
     count = f"{len(answered) / len(is_right):.1%} of {len(is_right):,} {images} are answered"
     return f"{count}, {(~answered).sum():,} of {len(answered):,} wrong"

@@ -33,7 +33,9 @@ def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pro
     try:
         for path in paths:
             text = read_bytes(path, MAX_UNPACKED_BYTES).decode(errors="surrogateescape")
-            head, *rows = [[uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))]
+            head, *rows = [
+                [uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))
+            ]
             lines += rows
         classes = head[3:-1]
         numbers = {name: number for number, name in enumerate(classes)}

@@ -30,15 +30,19 @@ def start(
 ) -> BaseProcess:
     """Start a process that calls `work`, which must be picklable, and exits with its code.
 
-    It prints where this process prints, or to the end of `log`, has its standard input if `has_input`, for
-    `breakpoint()`, and dies with it. Its stop signals are blocked until it installs handlers.
+    It prints where this process prints, or to the end of `log`, has its standard input if
+    `has_input`, for `breakpoint()`, and dies with it. Its stop signals are blocked until it
+    installs handlers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     numbers = (0, 1, 2) if has_input and sys.stdin is not None else (1, 2)
     files = {number: Connection(os.dup(number)) for number in numbers}
-    # the type of a context lacks `Process`
-    process = processes.context().Process(target=_main, args=(work, dict(environ), cores, files, log))  # pyright: ignore[reportAttributeAccessIssue]
+    arguments = (work, dict(environ), cores, files, log)
+    # The type of a context lacks `Process`.
+    process = processes.context().Process(  # pyright: ignore[reportAttributeAccessIssue]
+        target=_main, args=arguments
+    )
     process.start()
     for connection in files.values():
         connection.close()

@@ -1,7 +1,8 @@
 """Starts the workers of a job on this machine, forwards signals to them and reports how they ended.
 
-It never imports torch, and changes no environment variable. The elastic agent of torch is not used: it kills the other
-workers when one exits with a nonzero code, so a stop (code 75) would kill ranks that still write.
+It never imports torch, and changes no environment variable. The elastic agent of torch is not used:
+it kills the other workers when one exits with a nonzero code, so a stop (code 75) would kill ranks
+that still write.
 """
 
 import os
@@ -24,18 +25,30 @@ from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S
 from lockstep.system.hardware import num_cores
 from lockstep.system.processes import UNKNOWN_END, ServerDied
-from lockstep.system.signals import LEAVE, SignalList, block_signals, is_main_thread, report_end, restore_signals
+from lockstep.system.signals import (
+    LEAVE,
+    SignalList,
+    block_signals,
+    is_main_thread,
+    report_end,
+    restore_signals,
+)
 
 POLL_S = 0.05
 
 
 def run_workers(
-    job: Job, num_workers: int, signals: SignalList | None = None, *, is_parallel: bool = True, log: Path | None = None
+    job: Job,
+    num_workers: int,
+    signals: SignalList | None = None,
+    *,
+    is_parallel: bool = True,
+    log: Path | None = None,
 ) -> int:
     """Do the job in `num_workers` processes of this machine. Returns their common exit code.
 
-    Without `is_parallel` one worker computes without a process group; under a debugger it is this process. `signals`
-    has the signals received before.
+    Without `is_parallel` one worker computes without a process group; under a debugger it is this
+    process. `signals` has the signals received before.
     """
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
@@ -54,11 +67,14 @@ def run_workers(
 class Workers:
     """The worker processes of a job. The caller must `kill` those that are left.
 
-    Rank 0 prints where this process prints, or to `log`, the others to rank<r>.log in the run folder. When a rank fails
-    the others are killed after a grace time, and the first failure is reported.
+    Rank 0 prints where this process prints, or to `log`, the others to rank<r>.log in the run
+    folder. When a rank fails the others are killed after a grace time, and the first failure is
+    reported.
     """
 
-    def __init__(self, job: Job, num_workers: int, *, is_parallel: bool, log: Path | None = None) -> None:
+    def __init__(
+        self, job: Job, num_workers: int, *, is_parallel: bool, log: Path | None = None
+    ) -> None:
         self._job = job
         self._log = log
         self._num_workers = num_workers
@@ -78,8 +94,12 @@ class Workers:
                     variables = dict(environ)
                     log = self._job.folder.rank_log(rank) if rank else self._log
                     if self._is_parallel:
-                        variables |= _rank_variables(rank, self._num_workers, listener.getsockname()[1])
-                        variables.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers)))
+                        variables |= _rank_variables(
+                            rank, self._num_workers, listener.getsockname()[1]
+                        )
+                        variables.setdefault(
+                            "OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers))
+                        )
                     own_listener = listener if self._is_parallel and rank == 0 else None
                     work = partial(
                         worker.take_job,
@@ -87,7 +107,9 @@ class Workers:
                         own_listener,
                         is_parallel=self._is_parallel,
                     )
-                    self._processes.append(child.start(work, variables, log=log, has_input=not self._is_parallel))
+                    self._processes.append(
+                        child.start(work, variables, log=log, has_input=not self._is_parallel)
+                    )
         except ServerDied as error:
             self.kill()
             self._processes.clear()
@@ -113,7 +135,9 @@ class Workers:
         """Send the new ones of the signals to the workers; SIGQUIT for a second Ctrl-C."""
         for number in list(numbers)[len(self._forwarded) :]:
             if number == LEAVE or (number == signal.SIGINT and signal.SIGINT in self._forwarded):
-                self._aborted_by = self._aborted_by or ("a second Ctrl-C" if number == signal.SIGINT else LEAVE.name)
+                self._aborted_by = self._aborted_by or (
+                    "a second Ctrl-C" if number == signal.SIGINT else LEAVE.name
+                )
             self._forwarded.append(number)
             if self._aborted_by or self._job.is_unsaved:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)

@@ -1,7 +1,8 @@
 """Runs inside the fork server of multiprocessing, on import: prepares the process and imports torch for all forks.
 
-The server survives signals to the group of its command: it starts a new session and blocks them, also in its forks
-until they have handlers. It never initializes CUDA, which would then fail in every fork.
+The server survives signals to the group of its command: it starts a new session and blocks them,
+also in its forks until they have handlers. It never initializes CUDA, which would then fail in
+every fork.
 """
 
 import atexit
@@ -34,6 +35,7 @@ from lockstep.launch.worker import import_training  # noqa: E402  # takes second
 
 try:
     import_training()
-except BaseException:  # multiprocessing ignores an ImportError, and no fork could import torch again
+# multiprocessing ignores an ImportError, and no fork could import torch again
+except BaseException:
     os._exit(1)  # the command, which is alive, removes the folder of sockets
 gc.freeze()

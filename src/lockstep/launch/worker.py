@@ -13,7 +13,14 @@ from lockstep.config import build
 from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
 from lockstep.runs import vitals
 from lockstep.runs.files import open_to_append
-from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S, RunFolder
+from lockstep.runs.folder import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    GRACE_S,
+    RunFolder,
+)
 from lockstep.runs.naming import display_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
@@ -23,10 +30,13 @@ from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signa
 
 # of a training, by its state: a later signal does not change them
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-Task = Callable[..., int]  # of a run folder, the world, the signals of this process, and options; returns the exit code
+# of a run folder, the world, the signals of this process, and options; returns the exit code
+Task = Callable[..., int]
 
 
-def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
+def train(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool
+) -> int:
     from lockstep.training.train import train
 
     return train(folder, world, flag, command=command, has_test=has_test)
@@ -92,7 +102,8 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     lost = ""
     try:
         flag.install()
-        if world and sys.platform == "linux":  # gloo aborts if foreign connections exhaust the open files
+        # gloo aborts if foreign connections exhaust the open files
+        if world and sys.platform == "linux":
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         with vitals.write_heartbeats(job.folder, rank):

@@ -18,22 +18,25 @@ from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-# Images that are needed, of a label as many with it as without. In simulations of 100 (300 draws each, 2026-11-27) new
-# images of 2 to 100 classes became more likely in 90 % to 100 % of the draws for logits 1.5 times too large, in 99 %
-# for those twice too large (of labels 68 %, 92 %); with 50 in 77 % and 94 %. Calibrated logits lost 0.003 at the median
+# Images that are needed, of a label as many with it as without. In simulations of 100 (300 draws
+# each, 2026-11-27) new images of 2 to 100 classes became more likely in 90 % to 100 % of the draws
+# for logits 1.5 times too large, in 99 % for those twice too large (of labels 68 %, 92 %); with 50
+# in 77 % and 94 %. Calibrated logits lost 0.003 at the median
 MIN_IMAGES = 100
-# Wrong ones that are needed. In simulations of logits twice too small (2 classes, 98 % right, 100 and 180 images, 400
-# draws each, 2026-11-27) new images became more likely in 86 % of draws with two; with one in 64 %, on average less
+# Wrong ones that are needed. In simulations of logits twice too small (2 classes, 98 % right, 100
+# and 180 images, 400 draws each, 2026-11-27) new images became more likely in 86 % of draws with
+# two; with one in 64 %, on average less
 MIN_WRONG_IMAGES = 2
-LOG_SLOPES = -10.0, 30.0  # that are looked for; smaller ones would make two classes equally probable in float32
+# that are looked for; smaller ones would make two classes equally probable in float32
+LOG_SLOPES = -10.0, 30.0
 ROWS = 4096  # that are in memory as float64 numbers
 
 
 class Calibration(nn.Module):
     """From outputs (B, C) to those of calibrated predictions: `slope` times them, plus `offset`, (1,) or (C,) each.
 
-    The slope is positive. One for all classes is 1 / temperature (Guo et al. 2017, https://arxiv.org/abs/1706.04599);
-    labels have their own (Platt 1999).
+    The slope is positive. One for all classes is 1 / temperature (Guo et al. 2017,
+    https://arxiv.org/abs/1706.04599); labels have their own (Platt 1999).
     """
 
     slope: Tensor
@@ -62,13 +65,15 @@ def has_probabilities(task: Task) -> bool:
     return type(task).predictions in (Classification.predictions, Multilabel.predictions)
 
 
-def fit(outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.device) -> dict[str, Any]:
+def fit(
+    outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.device
+) -> dict[str, Any]:
     """Return the entry of a checkpoint: the least negative log-likelihood of outputs (n, C), of all ranks' shards.
 
-    Targets (n,) are classes, (n, C) labels called `names`. Classes are computed on `device`, in float64. Otherwise the
-    slope is 1, the offset 0, and the `note` has the reason: too few images, or too few that are wrong (the slope could
-    be infinite), no better than chance (it would not be positive), or outputs that are not finite. Every rank must call
-    it.
+    Targets (n,) are classes, (n, C) labels called `names`. Classes are computed on `device`, in
+    float64. Otherwise the slope is 1, the offset 0, and the `note` has the reason: too few images,
+    or too few that are wrong (the slope could be infinite), no better than chance (it would not be
+    positive), or outputs that are not finite. Every rank must call it.
     """
     count = sum(gather_objects(len(outputs)))
     if targets.dim() == 1:
@@ -80,13 +85,17 @@ def fit(outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.de
         left_out = defaultdict[str, list[str]](list)
         for name, (_, _, reason) in zip(names, found, strict=True):
             left_out[reason].append(name)
-        note = "; ".join(f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason)
+        note = "; ".join(
+            f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason
+        )
     slopes, offsets, _ = zip(*found, strict=True)
     slope, offset = (torch.tensor(numbers, dtype=torch.float64) for numbers in (slopes, offsets))
     return {"slope": slope, "offset": offset, "num_images": count, "note": note}
 
 
-def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: int) -> tuple[float, str]:
+def _fit_classes(
+    outputs: Tensor, classes: Tensor, device: torch.device, count: int
+) -> tuple[float, str]:
     """Return the slope for all classes of `count` images, and the reason if that is 1."""
     from scipy.optimize import root_scalar
 
@@ -108,18 +117,24 @@ def _fit_classes(outputs: Tensor, classes: Tensor, device: torch.device, count: 
         return 1.0, "no better than chance on the validation images"
     num_wrong = sum(gather_objects(int((outputs.argmax(1) != classes).sum())))
     if num_wrong < MIN_WRONG_IMAGES or most <= 0:  # equal outputs can be right or wrong
-        return 1.0, f"{num_wrong} of {plural(count, 'validation image')} wrong, and {MIN_WRONG_IMAGES} are needed"
+        return (
+            1.0,
+            f"{num_wrong} of {plural(count, 'validation image')} wrong, and {MIN_WRONG_IMAGES} are needed",
+        )
     return math.exp(root_scalar(derivative, bracket=LOG_SLOPES, xtol=1e-15).root), ""
 
 
 def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[float, float, str]:
     """Return slope and offset of a label, of outputs and targets (n,), and the reason if they are 1 and 0.
 
-    The optimum exists where outputs with the label and without it overlap (Albert and Anderson 1984).
+    The optimum exists where outputs with the label and without it overlap (Albert and Anderson
+    1984).
     """
     from sklearn.linear_model import LogisticRegression  # takes 1 s
 
-    values, is_one = (np.concatenate(parts) for parts in zip(*gather_objects((values, is_one)), strict=True))
+    values, is_one = (
+        np.concatenate(parts) for parts in zip(*gather_objects((values, is_one)), strict=True)
+    )
     order = np.lexsort((is_one, values))  # sums have the same bits on any number of workers
     values, is_one = values[order], is_one[order]
     without, ones = values[~is_one], values[is_one]

@@ -41,7 +41,8 @@ T = TypeVar("T")
 class ImageFormat(NamedTuple):
     """Format of the images, saved in every checkpoint for prediction.
 
-    `is_float`: the source returned floats, which reach the network unchanged. Older checkpoints do not have it.
+    `is_float`: the source returned floats, which reach the network unchanged. Older checkpoints do
+    not have it.
     """
 
     class_names: tuple[str, ...]
@@ -55,8 +56,9 @@ class ImageFormat(NamedTuple):
 class Recipe:
     """How the weights are updated, in `total_steps` optimizer steps of `accumulate_grad_batches` micro-batches.
 
-    `optimizer` takes parameter groups, which `rules` make. The gradient is clipped to `gradient_clip_norm`, if any.
-    `seed` draws the dropout masks. Means are logged every `log_every_n_steps` steps.
+    `optimizer` takes parameter groups, which `rules` make. The gradient is clipped to
+    `gradient_clip_norm`, if any. `seed` draws the dropout masks. Means are logged every
+    `log_every_n_steps` steps.
     """
 
     optimizer: functools.partial[Optimizer]
@@ -73,9 +75,10 @@ class Recipe:
 class Execution:
     """How the network is computed.
 
-    `autocast` is its number format; None: that of its weights. In float16 the loss is scaled. `compiler` makes what
-    calls the network, from it, its dropouts and its layout. `grapher` makes what replays training passes, from the
-    module and its dropouts. None: eager calls. `shards`: the virtual shards, each of which computes its own part.
+    `autocast` is its number format; None: that of its weights. In float16 the loss is scaled.
+    `compiler` makes what calls the network, from it, its dropouts and its layout. `grapher` makes
+    what replays training passes, from the module and its dropouts. None: eager calls. `shards`: the
+    virtual shards, each of which computes its own part.
     """
 
     layout: Layout
@@ -88,11 +91,11 @@ class Execution:
 class Classifier(L.LightningModule):
     """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
 
-    `measured` are the metrics of an evaluation by name; each pass has copies. The network must accept an empty batch: a
-    rank's shard can be empty.
+    `measured` are the metrics of an evaluation by name; each pass has copies. The network must
+    accept an empty batch: a rank's shard can be empty.
 
-    The step uses Lightning's manual optimization: the automatic one has no global count of an accumulated step, and
-    costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
+    The step uses Lightning's manual optimization: the automatic one has no global count of an
+    accumulated step, and costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
     """
 
     mean: Tensor
@@ -124,22 +127,27 @@ class Classifier(L.LightningModule):
         self.layout = execution.layout
         self.net: nn.Module = net.to(memory_format=self.layout.memory_format)  # pyright: ignore[reportCallIssue]
         self.task = task
-        self.calibration: nn.Module = nn.Identity()  # from outputs to those of predictions: of a trained network
+        # from outputs to those of predictions: of a trained network
+        self.calibration: nn.Module = nn.Identity()
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
         self.measured: tuple[str, ...] = (*measured, "loss")
-        self.scores: nn.ModuleDict = nn.ModuleDict({split: Scores(measured) for split in ("val", "test")})
+        self.scores: nn.ModuleDict = nn.ModuleDict(
+            {split: Scores(measured) for split in ("val", "test")}
+        )
         self._compiled = execution.compiler and execution.compiler(net, self.dropouts, self.layout)
         self.grapher = execution.grapher
         self._graphed: Graphed | None = None
         self.counts: EpochCounts = EpochCounts(task.scored)
-        self._weight_sum: Tensor | None = None  # of this rank's samples of the global batch, if they have weights
+        # of this rank's samples of the global batch, if they have weights
+        self._weight_sum: Tensor | None = None
         self.training_log = TrainingLog(self)
         self.virtual: VirtualParts[Classifier] | None = None
         if execution.shards is not None:
             self.virtual = VirtualParts(self, execution.shards, self._copy_for_shard)
-        self._loaded_counts: dict[str, Any] | None = None  # of all virtual shards, from a checkpoint
+        # of all virtual shards, from a checkpoint
+        self._loaded_counts: dict[str, Any] | None = None
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
 
@@ -154,7 +162,9 @@ class Classifier(L.LightningModule):
         # only the network: autocast must not change the task
         # autocast has one cache for all threads: a weight would be cast once or twice, by chance
         is_cached = self.virtual is None
-        cast = self.autocast and torch.autocast(inputs.device.type, self.autocast, cache_enabled=is_cached)
+        cast = self.autocast and torch.autocast(
+            inputs.device.type, self.autocast, cache_enabled=is_cached
+        )
         with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
         return outputs.float() if outputs.dtype == self.autocast else outputs
@@ -172,7 +182,9 @@ class Classifier(L.LightningModule):
         shared = (self.virtual, self.trainer, self._step, self._guard)
         known: dict[int, Any] = {id(each): each for each in shared}
         for parameter in self.parameters():
-            known[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            known[id(parameter)] = nn.Parameter(
+                parameter.detach(), requires_grad=parameter.requires_grad
+            )
         module = copy.deepcopy(self, known)
         module.counts.own.zero_()
         return module
@@ -185,7 +197,9 @@ class Classifier(L.LightningModule):
         if self._loaded_counts is not None:
             shards = self.virtual.shards
             for module, number in zip(self.virtual.modules, shards.own, strict=False):
-                module.counts.load_state_dict(self._loaded_counts, rank=number, world_size=shards.count)
+                module.counts.load_state_dict(
+                    self._loaded_counts, rank=number, world_size=shards.count
+                )
 
     @override
     def on_train_start(self) -> None:
@@ -195,10 +209,16 @@ class Classifier(L.LightningModule):
         if scale is not None:
             scale.to(self.device)
         make_step = OptimizerStep if self.virtual is None else self.virtual.optimizer_step
-        self._step = make_step(self, self._groups, clip_norm=self.recipe.gradient_clip_norm, loss_scale=scale)
+        self._step = make_step(
+            self, self._groups, clip_norm=self.recipe.gradient_clip_norm, loss_scale=scale
+        )
         if self.grapher is not None:
-            self._graphed = self.grapher(self, self.dropouts, accumulates=self.recipe.accumulate_grad_batches > 1)
-        self._guard = LossGuard(self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale)
+            self._graphed = self.grapher(
+                self, self.dropouts, accumulates=self.recipe.accumulate_grad_batches > 1
+            )
+        self._guard = LossGuard(
+            self.trainer.optimizers[0], self.device, rank=self.global_rank, loss_scale=scale
+        )
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -226,17 +246,24 @@ class Classifier(L.LightningModule):
     def _shard_loss(self, batch: Batch) -> Tensor:
         """Return the loss of one shard, and add it to the counts of the epoch.
 
-        Its gradient, averaged over the ranks by DDP and summed over micro-batches, is that of the global mean. Where
-        samples have weights, it is still to be divided by their mean, which is known after the last micro-batch.
+        Its gradient, averaged over the ranks by DDP and summed over micro-batches, is that of the
+        global mean. Where samples have weights, it is still to be divided by their mean, which is
+        known after the last micro-batch.
         """
         self._groups.start_epoch(batch.shard.epoch)
         for dropout in self.dropouts:
             dropout.shard = batch.shard
-        outputs = self(batch.inputs) if self._graphed is None else self._graphed(batch.inputs, batch.shard)
+        outputs = (
+            self(batch.inputs)
+            if self._graphed is None
+            else self._graphed(batch.inputs, batch.shard)
+        )
         values, weights = checked_losses(self.task, outputs, batch)
         loss = values.sum()
         with torch.no_grad():
-            self.counts.add(loss, weights, self.task.scores(outputs, batch), num_samples=len(values))
+            self.counts.add(
+                loss, weights, self.task.scores(outputs, batch), num_samples=len(values)
+            )
         if weights is not None:
             before = 0.0 if self._weight_sum is None else self._weight_sum
             self._weight_sum = before + weights.detach().sum(dtype=torch.float64)
@@ -291,7 +318,10 @@ class Classifier(L.LightningModule):
     @override
     def on_train_epoch_end(self) -> None:
         """Log the means of the epoch, which are global already, for callbacks that monitor a metric."""
-        self.log_dict({name: value for name, value in self.metrics.items() if name.startswith("train/")}, logger=False)
+        self.log_dict(
+            {name: value for name, value in self.metrics.items() if name.startswith("train/")},
+            logger=False,
+        )
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -315,7 +345,9 @@ class Classifier(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         self._publish_scores("val", self.trainer.val_dataloaders)
         if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self._step.step_plateau(self.recipe.scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics})
+            self._step.step_plateau(
+                self.recipe.scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics}
+            )
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -332,7 +364,8 @@ class Classifier(L.LightningModule):
     def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
         make = self.recipe.optimizer
         optimizer = make(self._groups.optimizer_groups(make.keywords.get("weight_decay", 0.0)))
-        # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored its position
+        # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored
+        # its position
         return optimizer, self.recipe.scheduler.build(optimizer, self.recipe.total_steps)
 
     @override
@@ -349,25 +382,36 @@ class Classifier(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counts of an unfinished epoch, and the schedule if it has the same length.
 
-        Momentum gets the layout of the weights, which may differ from that of the saved run: fused updates go through
-        memory in order, and would use the momentum of another weight.
+        Momentum gets the layout of the weights, which may differ from that of the saved run: fused
+        updates go through memory in order, and would use the momentum of another weight.
         """
-        self.counts.load_state_dict(checkpoint["train_counts"], self.global_rank, self.trainer.world_size)
+        self.counts.load_state_dict(
+            checkpoint["train_counts"], self.global_rank, self.trainer.world_size
+        )
         if self.virtual is not None:
             self._loaded_counts = checkpoint["train_counts"]
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
-        for slot in (slots for saved in checkpoint.get("optimizer_states", ()) for slots in saved["state"].values()):
+        for slot in (
+            slots
+            for saved in checkpoint.get("optimizer_states", ())
+            for slots in saved["state"].values()
+        ):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
                     slot[name] = value.contiguous(memory_format=self.layout.memory_format)
-        if checkpoint.get("total_steps") != self.recipe.total_steps and self.trainer.state.fn == TrainerFn.FITTING:
+        if (
+            checkpoint.get("total_steps") != self.recipe.total_steps
+            and self.trainer.state.fn == TrainerFn.FITTING
+        ):
             replay(checkpoint, *self._optimizer_and_schedule())
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
         if self.virtual is None:
             return self._evaluate_shard(split, batch)
-        outputs = self.virtual.each_part(lambda module, part: module._evaluate_shard(split, part), batch)
+        outputs = self.virtual.each_part(
+            lambda module, part: module._evaluate_shard(split, part), batch
+        )
         with_samples = [rows for rows in outputs if rows is not None]
         return torch.cat(with_samples) if with_samples else None
 
@@ -415,19 +459,28 @@ class TrainingLog:
             assert module.gradient_norm is not None
             values = torch.cat([since, module.gradient_norm.detach().to(since)[None]])
             rate = module.trainer.optimizers[0].param_groups[0]["lr"]
-            module.defer(module.global_step, values, functools.partial(self._log_step, module.global_step, rate))
+            module.defer(
+                module.global_step,
+                values,
+                functools.partial(self._log_step, module.global_step, rate),
+            )
         if is_last_batch:
             module.wait()
             for name in [name for name in self.metrics if name.startswith("val/")]:
                 del self.metrics[name]  # of an earlier epoch; this one may have no validation
-            means = {f"train/{name}": value for name, value in module.counts.means(epoch.tolist()).items()}
+            means = {
+                f"train/{name}": value
+                for name, value in module.counts.means(epoch.tolist()).items()
+            }
             self.metrics.update(means)
             self.send(means)
 
     def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
         """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
         *sums, gradient_norm = values
-        means = {f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()}
+        means = {
+            f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()
+        }
         others = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
         loss_scale = self._module.loss_scale
         scale = {} if loss_scale is None else {"loss_scale": loss_scale.value}
@@ -441,7 +494,12 @@ class TrainingLog:
 
 class _BatchEnd(Callback):
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Classifier)
         pl_module.training_log.end_batch(batch_idx)

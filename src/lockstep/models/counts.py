@@ -24,7 +24,9 @@ class EpochCounts:
     def to(self, device: torch.device) -> None:
         self.own, self._logged = self.own.to(device), self._logged.to(device)
 
-    def add(self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int) -> None:
+    def add(
+        self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int
+    ) -> None:
         """Add a shard: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
         loss_sum, weight_sum, sample_count, *score_sums = self.own
         loss_sum += loss
@@ -61,7 +63,10 @@ class EpochCounts:
 
     def means(self, sums: Sequence[float]) -> dict[str, float]:
         loss_sum, weight_sum, num_samples, *score_sums = sums
-        scores = {name: _ratio(total, num_samples) for name, total in zip(self._scored, score_sums, strict=True)}
+        scores = {
+            name: _ratio(total, num_samples)
+            for name, total in zip(self._scored, score_sums, strict=True)
+        }
         return {"loss": _ratio(loss_sum, weight_sum), **scores}
 
 

@@ -39,7 +39,9 @@ def take_features(net: nn.Module, head: tuple[str, ...]) -> None:
     """Let a frozen network take features, too. Raises ValueError unless `head` is one linear layer with a bias."""
     layer = net.get_submodule(head[0]) if head else net
     if len(head) != 1 or not isinstance(layer, nn.Linear) or layer.bias is None:
-        raise ValueError("model.head_only=true needs a linear last layer with a bias: use model.head_only=each_epoch")
+        raise ValueError(
+            "model.head_only=true needs a linear last layer with a bias: use model.head_only=each_epoch"
+        )
     net.__class__ = type(type(net).__name__, (TakesFeatures, type(net)), {"feature_head": head[0]})
 
 

@@ -1,9 +1,9 @@
 """The forward and the backward pass of a training step as two CUDA graphs, in place of hundreds of launches.
 
-A GPU that computes a step faster than the host launches its kernels waits for the host. A graph replays the kernels of
-one pass with one launch. It also repeats their addresses and sizes, and the branches and numbers of the Python that
-launched them: what may differ between two passes is in the key of a graph. Loss, guard, exchange of gradients, clipping
-and update stay eager.
+A GPU that computes a step faster than the host launches its kernels waits for the host. A graph
+replays the kernels of one pass with one launch. It also repeats their addresses and sizes, and the
+branches and numbers of the Python that launched them: what may differ between two passes is in the
+key of a graph. Loss, guard, exchange of gradients, clipping and update stay eager.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import ExactDropout
 from lockstep.system import internals
 
-NUM_EAGER = 2  # passes of a key before its capture: in them libraries choose algorithms and allocate
+# passes of a key before its capture: in them libraries choose algorithms and allocate
+NUM_EAGER = 2
 MAX_KEYS = 4
 TOLERANCE = 2**-7  # relative, for kernels that are not deterministic: two roundings of bfloat16
 
@@ -44,11 +45,14 @@ class Graphs(NamedTuple):
 class GraphedModule:
     """Calls `module` on the inputs of training shards: from the third shard of a key on by CUDA graphs.
 
-    Graphs are first compared with an eager pass of the same shard. Where that fails, on any rank, rank 0 prints the
-    reason, and all passes of all ranks are eager. `accumulates`: gradients of several shards are added up.
+    Graphs are first compared with an eager pass of the same shard. Where that fails, on any rank,
+    rank 0 prints the reason, and all passes of all ranks are eager. `accumulates`: gradients of
+    several shards are added up.
     """
 
-    def __init__(self, module: nn.Module, dropouts: Sequence[ExactDropout], *, accumulates: bool) -> None:
+    def __init__(
+        self, module: nn.Module, dropouts: Sequence[ExactDropout], *, accumulates: bool
+    ) -> None:
         self._module = module
         self._dropouts = dropouts
         self._accumulates = accumulates
@@ -66,7 +70,9 @@ class GraphedModule:
     def _start(self, state: Any) -> None:
         """Forget all graphs: they repeat another state of the module."""
         self._state = state
-        self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
+        self._trained = {
+            name: value for name, value in self._parameters.items() if value.requires_grad
+        }
         self._num_eager: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, Graphs | None] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -79,12 +85,22 @@ class GraphedModule:
         )
         if state != self._state:
             self._start(state)
-        cut = (shard.lo, shard.hi, shard.group_size) if any(dropout.p for dropout in self._dropouts) else None
-        key = (inputs.shape, inputs.dtype, shard.size, cut)  # its `size`: all ranks count the same keys
+        cut = (
+            (shard.lo, shard.hi, shard.group_size)
+            if any(dropout.p for dropout in self._dropouts)
+            else None
+        )
+        # its `size`: all ranks count the same keys
+        key = (inputs.shape, inputs.dtype, shard.size, cut)
         graphs = self._graphs.get(key)
-        if graphs is not None and (graphs.addresses != self._addresses() or internals.has_hooks(self._layers)):
-            if is_distributed():  # perhaps of this rank alone, with which the others would not capture again
-                raise RuntimeError("Hooks or parameters of the network were replaced: use trainer.graph=false.")
+        if graphs is not None and (
+            graphs.addresses != self._addresses() or internals.has_hooks(self._layers)
+        ):
+            # perhaps of this rank alone, with which the others would not capture again
+            if is_distributed():
+                raise RuntimeError(
+                    "Hooks or parameters of the network were replaced: use trainer.graph=false."
+                )
             self._start(state)
         if key not in self._graphs and len(self._graphs) < MAX_KEYS:
             self._num_eager[key] += 1
@@ -97,19 +113,23 @@ class GraphedModule:
 
     def _try_capture(self, inputs: Tensor, shard: Shard) -> Graphs | None:
         """Return graphs for shards like this one; None if they stay eager. Every rank must call it in the same step."""
-        # a batch norm waits for the device where a shard has one sample; an empty shard has nothing to capture
+        # a batch norm waits for the device where a shard has one sample; an empty shard has nothing
+        # to capture
         if min(gather_objects(len(inputs))) < 2:
             return None
         made: list[Graphs] = []
         if not self._all_agree(lambda: made.append(self._capture_graphs(inputs))):
             return None
-        is_equal = self._all_agree(lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed())
+        is_equal = self._all_agree(
+            lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed()
+        )
         return made[0] if is_equal else None
 
     def _all_agree(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
         """Return whether `work` returns no problem on any rank. If not, stay eager.
 
-        An error is a problem, but ends a run whose batch norms exchange statistics in it: other ranks wait for them.
+        An error is a problem, but ends a run whose batch norms exchange statistics in it: other
+        ranks wait for them.
         """
         try:
             problem = work()
@@ -122,7 +142,11 @@ class GraphedModule:
             self._is_on = False
             self._start(())
             if not is_distributed() or dist.get_rank() == 0:
-                print(f"lockstep: no CUDA graphs, steps are eager: {problems[0]}", file=sys.stderr, flush=True)
+                print(
+                    f"lockstep: no CUDA graphs, steps are eager: {problems[0]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return not problems
 
     def _capture_graphs(self, inputs: Tensor) -> Graphs:
@@ -132,10 +156,18 @@ class GraphedModule:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
-        forward, backward, stream = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        pools = [(each, [torch.Generator(inputs.device) for _ in range(each.most_draws)]) for each in self._dropouts]
+        forward, backward, stream = (
+            torch.cuda.CUDAGraph(),
+            torch.cuda.CUDAGraph(),
+            torch.cuda.Stream(),
+        )
+        pools = [
+            (each, [torch.Generator(inputs.device) for _ in range(each.most_draws)])
+            for each in self._dropouts
+        ]
         static = inputs.clone()
-        # the parameters themselves accumulate gradients on the stream of the training, which nothing captures
+        # the parameters themselves accumulate gradients on the stream of the training, which
+        # nothing captures
         aliases = {name: value.detach().requires_grad_() for name, value in self._trained.items()}
         buffers = dict(self._module.named_buffers())
         used = {**aliases, **buffers}
@@ -153,19 +185,37 @@ class GraphedModule:
                 gradients = _gradients(outputs, output_gradient, aliases.values())
         torch.cuda.current_stream().wait_stream(stream)
         if replaced := [name for name, value in buffers.items() if used[name] is not value]:
-            raise RuntimeError(f"the network replaces its buffer {replaced[0]}: let it change the buffer in place")
+            raise RuntimeError(
+                f"the network replaces its buffer {replaced[0]}: let it change the buffer in place"
+            )
         left, _ = torch.cuda.mem_get_info()
         if left < free - left:  # eager passes, of other shards, need as much again
-            raise RuntimeError(f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left")
-        sources = [(dropout, *drawn) for dropout, pool in pools for drawn in zip(dropout.draws, pool, strict=False)]
+            raise RuntimeError(
+                f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left"
+            )
+        sources = [
+            (dropout, *drawn)
+            for dropout, pool in pools
+            for drawn in zip(dropout.draws, pool, strict=False)
+        ]
         outputs = outputs.detach()
-        return Graphs(forward, backward, static, outputs, output_gradient, gradients, sources, self._addresses())
+        return Graphs(
+            forward,
+            backward,
+            static,
+            outputs,
+            output_gradient,
+            gradients,
+            sources,
+            self._addresses(),
+        )
 
     def _replay(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
         for dropout, draw, source in graphs.sources:
             source.manual_seed(dropout.seed(shard, *draw))
         trained = zip(self._trained.values(), graphs.gradients, strict=True)
-        used = (parameter for parameter, gradient in trained if gradient is not None)  # DDP makes zeros of None
+        # DDP makes zeros of None
+        used = (parameter for parameter, gradient in trained if gradient is not None)
         outputs = _Replay.apply(graphs, self._accumulates, inputs, *used)
         assert isinstance(outputs, Tensor)
         return outputs
@@ -175,8 +225,12 @@ class GraphedModule:
         buffers = dict(self._module.named_buffers())
         before, moved = ({name: value.clone() for name, value in buffers.items()} for _ in range(2))
 
-        def results(outputs: Tensor, moved: Mapping[str, Tensor]) -> tuple[Sequence[Tensor | None], ...]:
-            down = torch.linspace(-1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
+        def results(
+            outputs: Tensor, moved: Mapping[str, Tensor]
+        ) -> tuple[Sequence[Tensor | None], ...]:
+            down = torch.linspace(
+                -1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device
+            ).view_as(outputs)
             gradients = _gradients(outputs, down, self._trained.values())
             return [outputs.detach()], gradients, [value.clone() for value in moved.values()]
 
@@ -193,7 +247,9 @@ class GraphedModule:
 class _Replay(torch.autograd.Function):
     @staticmethod
     @override
-    def forward(ctx: Any, graphs: Graphs, accumulates: bool, inputs: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, graphs: Graphs, accumulates: bool, inputs: Tensor, *parameters: Tensor
+    ) -> Tensor:
         ctx.graphs, ctx.accumulates = graphs, accumulates
         graphs.inputs.copy_(inputs)
         graphs.forward.replay()
@@ -207,13 +263,21 @@ class _Replay(torch.autograd.Function):
         graphs.output_gradient.copy_(grad_outputs[0])
         graphs.backward.replay()
         owned = Tensor.clone if ctx.accumulates else Tensor.detach
-        return (None, None, None, *(owned(value) for value in graphs.gradients if value is not None))
+        return (
+            None,
+            None,
+            None,
+            *(owned(value) for value in graphs.gradients if value is not None),
+        )
 
 
-def _gradients(outputs: Tensor, down: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(
+    outputs: Tensor, down: Tensor, parameters: Iterable[Tensor]
+) -> tuple[Tensor | None, ...]:
     """Return what `down`, the gradient of the outputs, is for the parameters; None for those that are not used.
 
-    As the gradient of a number: for a given gradient torch imports its compiler, in up to two seconds.
+    As the gradient of a number: for a given gradient torch imports its compiler, in up to two
+    seconds.
     """
     return torch.autograd.grad((outputs * down).sum(), [*parameters], allow_unused=True)
 

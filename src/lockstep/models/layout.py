@@ -1,8 +1,8 @@
 """Memory layout of images and weights: channels_last (NHWC), or contiguous (NCHW) where oneDNN fails in the former.
 
-oneDNN writes past a buffer when it computes the weight gradient of a strided 1x1 convolution in channels_last that has
-fewer input channels than a vector register has float32 numbers. The process dies, or with several threads the gradient
-is silently wrong. docs/hardware.md has the reproduction.
+oneDNN writes past a buffer when it computes the weight gradient of a strided 1x1 convolution in
+channels_last that has fewer input channels than a vector register has float32 numbers. The process
+dies, or with several threads the gradient is silently wrong. docs/hardware.md has the reproduction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,16 +15,21 @@ from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.passes import Layout
 
-AVX2_NUMBERS, AVX512_NUMBERS = 8, 16  # float32 numbers in a vector register: the channels that the kernel writes
+# float32 numbers in a vector register: the channels that the kernel writes
+AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
 
 
 def choose_layout(memory_format: str, faulty: str | None) -> Layout:
     """Return the layout for `trainer.memory_format`; `faulty` names a convolution that rules out channels_last."""
     if memory_format != "auto":
-        return Layout(torch.channels_last if memory_format == "channels_last" else torch.contiguous_format, "as set")
+        return Layout(
+            torch.channels_last if memory_format == "channels_last" else torch.contiguous_format,
+            "as set",
+        )
     if faulty is not None:
         return Layout(
-            torch.contiguous_format, f"memory order; channels_last is often faster, but wrong on this CPU for {faulty}"
+            torch.contiguous_format,
+            f"memory order; channels_last is often faster, but wrong on this CPU for {faulty}",
         )
     return Layout(torch.channels_last, "faster convolutions")
 
@@ -32,7 +37,8 @@ def choose_layout(memory_format: str, faulty: str | None) -> Layout:
 def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str | None:
     """Return the name of the first convolution whose gradient oneDNN gets wrong in channels_last, or None.
 
-    `num_written` is AVX2_NUMBERS or AVX512_NUMBERS. Modules are checked, calls of functions are not.
+    `num_written` is AVX2_NUMBERS or AVX512_NUMBERS. Modules are checked, calls of functions are
+    not.
     """
     affected = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
     layers = net.named_modules() if precision in affected else ()
@@ -42,9 +48,12 @@ def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str 
 def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     if not isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
         return False
-    # the gradient of a transposed convolution is that of the convolution from its output to its input
+    # the gradient of a transposed convolution is that of the convolution from its output to its
+    # input
     num_channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.out_channels
-    is_narrow_projection = layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
+    is_narrow_projection = (
+        layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
+    )
     return is_narrow_projection and layer.groups == 1  # with groups oneDNN chooses another kernel
 
 

@@ -14,7 +14,8 @@ from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its channels
+# mean and standard deviation of its channels
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
 
 
@@ -31,15 +32,17 @@ def torchvision(
 ) -> nn.Module:
     """Make a classification network of torchvision.models by its name.
 
-    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but the last layer; with
-    true the network also takes the features (B, D) of that layer.
-    `dropout` and `drop_path` (stochastic depth) are the network's defaults if None. Raises the library's TypeError for
-    one that the network does not take.
+    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but
+    the last layer; with true the network also takes the features (B, D) of that layer. `dropout`
+    and `drop_path` (stochastic depth) are the network's defaults if None. Raises the library's
+    TypeError for one that the network does not take.
     """
     from torchvision import models
 
     if name in AUXILIARY:
-        raise ValueError(f"model.name={name} has auxiliary outputs, which are not trained here: choose another network")
+        raise ValueError(
+            f"model.name={name} has auxiliary outputs, which are not trained here: choose another network"
+        )
     dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
     rates = _drop_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
     net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **rates)
@@ -47,20 +50,28 @@ def torchvision(
     convolution = net.get_submodule(origin.first[0])
     assert isinstance(convolution, nn.Conv2d)
     if convolution.in_channels != in_channels:
-        convolution.weight = nn.Parameter(adapt_channels(convolution.weight.detach(), in_channels).clone())
+        convolution.weight = nn.Parameter(
+            adapt_channels(convolution.weight.detach(), in_channels).clone()
+        )
         convolution.in_channels = in_channels
     known: Any = models.get_model_weights(name)
     if pretrained is True and not len(known):
-        raise ValueError(f"model.pretrained=true: torchvision has no weights of {name}: use model.pretrained=false")
+        raise ValueError(
+            f"model.pretrained=true: torchvision has no weights of {name}: use model.pretrained=false"
+        )
     preset = known.DEFAULT.transforms() if len(known) else None
     size = preset.crop_size[0] if preset is not None else None
     mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
     origin = replace(
-        origin, image_size=size, mean=repeat_channels(mean, in_channels), std=repeat_channels(std, in_channels)
+        origin,
+        image_size=size,
+        mean=repeat_channels(mean, in_channels),
+        std=repeat_channels(std, in_channels),
     )
 
     def download() -> State:
-        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()  # with the names of today
+        # with the names of today
+        return models.get_model(name, weights="DEFAULT", progress=False).state_dict()
 
     net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
     return _attach_weights(net, origin, pretrained, download, dict)
@@ -85,7 +96,9 @@ def timm(
 
     rates = _drop_none({"drop_rate": dropout, "drop_path_rate": drop_path})
     try:
-        net: Any = library.create_model(name, in_chans=in_channels, num_classes=num_classes, **rates)
+        net: Any = library.create_model(
+            name, in_chans=in_channels, num_classes=num_classes, **rates
+        )
     except RuntimeError as error:
         raise ValueError(f"model.name={name}: {error}") from error
     if not any(isinstance(layer, internals.BatchNorm) for layer in net.modules()):
@@ -109,27 +122,35 @@ def timm(
 def pretrained_view(target: str, name: str) -> dict[str, Any]:
     """Return `crop_percent` and `interpolation` of the images for which a library has made its weights.
 
-    They are empty for a network without weights. Raises the library's RuntimeError or ValueError for an unknown name.
+    They are empty for a network without weights. Raises the library's RuntimeError or ValueError
+    for an unknown name.
     """
     if target.endswith(".timm"):
         import timm as library
 
         settings: Any = library.get_pretrained_cfg(name, allow_unregistered=False)
         # above 1 (volo_d4_448), timm pads the image, by black
-        return {"crop_percent": min(1.0, settings.crop_pct), "interpolation": settings.interpolation}
+        return {
+            "crop_percent": min(1.0, settings.crop_pct),
+            "interpolation": settings.interpolation,
+        }
     from torchvision import models
 
     weights: Any = models.get_model_weights(name)
     if not len(weights):
         return {}
     preset = weights.DEFAULT.transforms()
-    return {"crop_percent": preset.crop_size[0] / preset.resize_size[0], "interpolation": preset.interpolation.value}
+    return {
+        "crop_percent": preset.crop_size[0] / preset.resize_size[0],
+        "interpolation": preset.interpolation.value,
+    }
 
 
 class _TakesEmpty(nn.Module):
     """Accepts an empty batch in a network without batch norm: transformers of timm reshape by -1, and fail on one.
 
-    It computes one zero image, and cuts its output away; the graph stays, so that gradients are zeros, not missing.
+    It computes one zero image, and cuts its output away; the graph stays, so that gradients are
+    zeros, not missing.
     """
 
     @override
@@ -160,7 +181,9 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
     return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
 
 
-def _freeze(net: nn.Module, origin: Origin, *, head_only: bool | str, frozen_norms: bool) -> nn.Module:
+def _freeze(
+    net: nn.Module, origin: Origin, *, head_only: bool | str, frozen_norms: bool
+) -> nn.Module:
     from lockstep.models import frozen
 
     if frozen_norms:
@@ -181,8 +204,9 @@ def _attach_weights(
 ) -> nn.Module:
     """Attach its origin to a network.
 
-    With pretrained weights a new linear head starts at zero. Its library may have drawn it for its own number of
-    classes: that of an EfficientNet begins a training on 5 classes at a loss of 5, which ruins the other weights.
+    With pretrained weights a new linear head starts at zero. Its library may have drawn it for its
+    own number of classes: that of an EfficientNet begins a training on 5 classes at a loss of 5,
+    which ruins the other weights.
     """
     for name in origin.head if pretrained else ():
         layer = net.get_submodule(name)
@@ -197,5 +221,7 @@ def _attach_weights(
         return None
 
     attributed: Any = net
-    attributed.origin = replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
+    attributed.origin = (
+        replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
+    )
     return net

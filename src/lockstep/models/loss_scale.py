@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 class LossScale:
     """One factor for all ranks, chosen by torch's GradScaler with its defaults.
 
-    It starts at 2**16, is halved by an overflow, and doubled after 2,000 steps in a row without one. An overflow makes
-    a gradient infinite or NaN on every rank once they are exchanged, so all ranks find it and skip the same update.
-    Nothing here waits for the device: `num_skipped` and `value` are what the loss guard has read there.
+    It starts at 2**16, is halved by an overflow, and doubled after 2,000 steps in a row without
+    one. An overflow makes a gradient infinite or NaN on every rank once they are exchanged, so all
+    ranks find it and skip the same update. Nothing here waits for the device: `num_skipped` and
+    `value` are what the loss guard has read there.
     """
 
     def __init__(self) -> None:
@@ -24,7 +25,8 @@ class LossScale:
 
     def to(self, device: torch.device) -> None:
         self._one = torch.ones((), device=device)
-        self.overflowed = torch.zeros((), device=device)  # 1 if the update of the last step is skipped
+        # 1 if the update of the last step is skipped
+        self.overflowed = torch.zeros((), device=device)
         self._num_skipped = torch.full((), float(self.num_skipped), device=device)
 
     def scale(self, loss: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from torch import nn
 class Origin:
     """Weights and normalization that a network has from elsewhere; read from its attribute `origin`.
 
-    `load` loads the weights that a new run starts with, and may return a line about them for the terminal. Rank 0 calls
-    it, once; any Exception means that they are not available. `mean` and `std`, of each
-    channel of images in [0, 1], normalize images in place of the statistics of the data. `image_size` is the side in
-    pixels of the images the network was made for. `first` and `head` name the layers that take the images and return
-    the outputs: the first convolution and the last layer with that many outputs, if they are empty.
+    `load` loads the weights that a new run starts with, and may return a line about them for the
+    terminal. Rank 0 calls it, once; any Exception means that they are not available. `mean` and
+    `std`, of each channel of images in [0, 1], normalize images in place of the statistics of the
+    data. `image_size` is the side in pixels of the images the network was made for. `first` and
+    `head` name the layers that take the images and return the outputs: the first convolution and
+    the last layer with that many outputs, if they are empty.
     """
 
     image_size: int | None = None

@@ -20,8 +20,9 @@ EDGES = np.linspace(0, 1, NUM_BINS + 1)
 class Quality(NamedTuple):
     """Scores of probabilities for each image: negative log-likelihood and Brier score (N,), and the `confidences`.
 
-    Of classes these are the probabilities of the predicted ones (N,), and the Brier score is the sum over the classes.
-    Of labels they are those of all labels (N, L), and both scores are means over the labels.
+    Of classes these are the probabilities of the predicted ones (N,), and the Brier score is the
+    sum over the classes. Of labels they are those of all labels (N, L), and both scores are means
+    over the labels.
     """
 
     nll: NDArray[np.float64]
@@ -32,8 +33,8 @@ class Quality(NamedTuple):
 class Findings(NamedTuple):
     """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
 
-    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares. `calibrated` is None
-    where a calibration changes nothing, or there is none.
+    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares.
+    `calibrated` is None where a calibration changes nothing, or there is none.
     """
 
     num_classes: int
@@ -56,7 +57,9 @@ class Findings(NamedTuple):
     @property
     def confusion(self) -> NDArray[np.int64]:
         """Counts (C, C): rows are true classes, columns predicted ones."""
-        flat = np.bincount(self.labels * self.num_classes + self.predictions, minlength=self.num_classes**2)
+        flat = np.bincount(
+            self.labels * self.num_classes + self.predictions, minlength=self.num_classes**2
+        )
         return flat.reshape(self.num_classes, self.num_classes)
 
     def worst(self, count: int) -> NDArray[np.int64]:
@@ -95,17 +98,25 @@ class Outcomes:
     def __init__(self, task: Task, calibration: nn.Module, num_classes: int) -> None:
         self._task, self._calibration, self._num_classes = task, calibration, num_classes
         is_own = isinstance(calibration, Calibration)
-        self._is_calibrated = is_own and bool(((calibration.slope != 1) | (calibration.offset != 0)).any())
+        self._is_calibrated = is_own and bool(
+            ((calibration.slope != 1) | (calibration.offset != 0)).any()
+        )
         self._samples: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
         """Add outputs (B, C), their targets and the positions (B,) of the samples; others are not counted."""
         labels = labels_of(self._task, outputs, targets)
         if labels is not None:
-            probabilities = self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
+            probabilities = (
+                self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
+            )
             outputs = outputs.double()
             # the metrics show a NaN
-            best = (outputs > 0).long() if labels.dim() == 2 else outputs.softmax(1).nan_to_num(0.0).argmax(1)
+            best = (
+                (outputs > 0).long()
+                if labels.dim() == 2
+                else outputs.softmax(1).nan_to_num(0.0).argmax(1)
+            )
             scores = _scores(outputs, labels)
             if self._is_calibrated:
                 scores += _scores(self._calibration(outputs), labels)
@@ -115,10 +126,12 @@ class Outcomes:
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks; None without any sample. Every rank must call it.
 
-        Samples whose class is no number from 0 to C - 1, which a custom loss may ignore, are left out.
+        Samples whose class is no number from 0 to C - 1, which a custom loss may ignore, are left
+        out.
         """
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
-        gathered = [parts for parts in gather_objects(mine) if parts]  # a rank's shard of a split can be empty
+        # a rank's shard of a split can be empty
+        gathered = [parts for parts in gather_objects(mine) if parts]
         if not gathered:
             return None
         indices, labels, *others = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
@@ -127,7 +140,9 @@ class Outcomes:
             order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
         best, own, *scores = (part[order] for part in others)
         raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
-        found = Findings(self._num_classes, indices[order], labels[order], best, own, raw, calibrated)
+        found = Findings(
+            self._num_classes, indices[order], labels[order], best, own, raw, calibrated
+        )
         return found if len(order) else None
 
 
@@ -138,6 +153,10 @@ def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
         nll = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(1)
         return [nll, (probabilities - truth).square().mean(1), probabilities.nan_to_num(0.0)]
     logs = outputs.log_softmax(1)
-    probabilities, own = logs.exp(), logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1)
-    brier = probabilities.square().sum(1) - 2 * own.exp() + 1  # the squares of their differences from 0 and 1
+    probabilities, own = (
+        logs.exp(),
+        logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1),
+    )
+    # the squares of their differences from 0 and 1
+    brier = probabilities.square().sum(1) - 2 * own.exp() + 1
     return [-own, brier, probabilities.amax(1).nan_to_num(0.0)]

@@ -12,8 +12,9 @@ from lockstep.system import internals
 class ParameterRule(NamedTuple):
     """Settings of the parameters in whose names `pattern` is found.
 
-    Their learning rate is `lr_factor` times that of the schedule. `weight_decay` is that of their weights; None: that
-    of the optimizer. They are frozen for `frozen_epochs` epochs; None: permanently.
+    Their learning rate is `lr_factor` times that of the schedule. `weight_decay` is that of their
+    weights; None: that of the optimizer. They are frozen for `frozen_epochs` epochs; None:
+    permanently.
     """
 
     name: str
@@ -29,9 +30,10 @@ DEFAULT = ParameterRule("", "")  # of the parameters without a rule
 class ParameterGroups:
     """Groups the parameters of a network and its task by the first rule that matches their name.
 
-    Parameters of the task have names that begin with `task.`. Permanently frozen ones get no gradients. Those frozen
-    for some epochs have gradients from the start, because DDP registers its hooks then; they are dropped before
-    clipping and the update. A batch norm is in evaluation mode as long as its own parameters are frozen.
+    Parameters of the task have names that begin with `task.`. Permanently frozen ones get no
+    gradients. Those frozen for some epochs have gradients from the start, because DDP registers its
+    hooks then; they are dropped before clipping and the update. A batch norm is in evaluation mode
+    as long as its own parameters are frozen.
     """
 
     def __init__(self, net: nn.Module, task: nn.Module, rules: Sequence[ParameterRule]) -> None:
@@ -56,16 +58,20 @@ class ParameterGroups:
     def optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Return the non-empty groups of an optimizer: those without a rule, then rule by rule.
 
-        Weights (ndim > 1) are decayed, norms and biases (ndim <= 1) are not. Permanently frozen parameters are left
-        out.
+        Weights (ndim > 1) are decayed, norms and biases (ndim <= 1) are not. Permanently frozen
+        parameters are left out.
         """
         groups: list[dict[str, Any]] = []
         for rule in self._rules:
             own = [parameter for parameter, other in self._trained if other is rule]
             decay = weight_decay if rule.weight_decay is None else rule.weight_decay
             factor = {"lr_factor": rule.lr_factor} if rule.lr_factor != 1 else {}
-            groups.append({"params": [p for p in own if p.ndim > 1], "weight_decay": decay, **factor})
-            groups.append({"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0, **factor})
+            groups.append(
+                {"params": [p for p in own if p.ndim > 1], "weight_decay": decay, **factor}
+            )
+            groups.append(
+                {"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0, **factor}
+            )
         return [group for group in groups if group["params"]]
 
     def start_epoch(self, epoch: int) -> None:
@@ -73,7 +79,9 @@ class ParameterGroups:
         if epoch == self._epoch:
             return
         self._epoch = epoch
-        self._frozen = [parameter for parameter, rule in self._trained if epoch < (rule.frozen_epochs or 0)]
+        self._frozen = [
+            parameter for parameter, rule in self._trained if epoch < (rule.frozen_epochs or 0)
+        ]
         for norm, frozen_epochs in self._norms:
             norm.train(epoch >= frozen_epochs)
 

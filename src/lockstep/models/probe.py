@@ -16,15 +16,18 @@ from lockstep.models.classifier import Classifier
 from lockstep.system.kinds import Positive, PositiveFloat, PositiveFraction
 from lockstep.tasks.task import Task, checked_losses
 
-NEARLY_CONSTANT = 1e-7  # standard deviation by mean of a feature whose values differ by rounding to float32 only
-DECREASE, ROUNDING = 1e-4, 1e-13  # of a loss: the part of the expected decrease that a step must reach, and its noise
+# standard deviation by mean of a feature whose values differ by rounding to float32 only
+NEARLY_CONSTANT = 1e-7
+# of a loss: the part of the expected decrease that a step must reach, and its noise
+DECREASE, ROUNDING = 1e-4, 1e-13
 
 
 class Newton(Optimizer):
     """Solves a linear layer by Newton's method with conjugate gradients, for a smaller L2 value in each epoch.
 
-    Not torch's LBFGS, whose line search compares losses: their rounding ends it at gradients of 1e-9. Weights of 512
-    standardized features then differ by 1e-4 for another order of the sum (L2 of 1e-4, CPU, 2026-11-27), here by 1e-10.
+    Not torch's LBFGS, whose line search compares losses: their rounding ends it at gradients of
+    1e-9. Weights of 512 standardized features then differ by 1e-4 for another order of the sum (L2
+    of 1e-4, CPU, 2026-11-27), here by 1e-10.
     """
 
     def __init__(
@@ -32,13 +35,21 @@ class Newton(Optimizer):
         params: Any,
         *,
         first_l2: Annotated[
-            PositiveFloat, Doc("L2 of the first epoch, for weights of standardized features: loss + L2 / 2 * |W|^2")
+            PositiveFloat,
+            Doc(
+                "L2 of the first epoch, for weights of standardized features: loss + L2 / 2 * |W|^2"
+            ),
         ],
-        l2_factor: Annotated[PositiveFraction, Doc("L2 of an epoch, as a fraction of that of the epoch before")],
+        l2_factor: Annotated[
+            PositiveFraction, Doc("L2 of an epoch, as a fraction of that of the epoch before")
+        ],
         tolerance: Annotated[
-            PositiveFloat, Doc("norm of the gradient at the end, as a fraction of that without weights")
+            PositiveFloat,
+            Doc("norm of the gradient at the end, as a fraction of that without weights"),
         ],
-        max_iterations: Annotated[Positive, Doc("maximum number of conjugate-gradient iterations of an epoch")],
+        max_iterations: Annotated[
+            Positive, Doc("maximum number of conjugate-gradient iterations of an epoch")
+        ],
     ) -> None:
         super().__init__(params, {"lr": 1.0})
         self._first_l2, self._l2_factor = first_l2, l2_factor
@@ -57,14 +68,17 @@ class Newton(Optimizer):
     ) -> tuple[Tensor, Tensor, bool]:
         """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2, from W = 0 and b = 0.
 
-        `features` float64 (n, D) are those of this rank, and `loss` takes its outputs (n, `num_outputs`). Every rank
-        must call it, and gets the same: W and b (K, D + 1), the norm of the gradient there, and whether it is at the
-        tolerance.
+        `features` float64 (n, D) are those of this rank, and `loss` takes its outputs (n,
+        `num_outputs`). Every rank must call it, and gets the same: W and b (K, D + 1), the norm of
+        the gradient there, and whether it is at the tolerance.
         """
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
         decay = features.new_full(features.shape[1:], l2)
         decay[-1] = 0
-        weights, outputs = features.new_zeros(num_outputs, len(decay)), features.new_zeros(len(features), num_outputs)
+        weights, outputs = (
+            features.new_zeros(num_outputs, len(decay)),
+            features.new_zeros(len(features), num_outputs),
+        )
         value, first_norm, num_left = sum_over_ranks(loss(outputs)), None, self._max_iterations
         while True:
             with torch.enable_grad():
@@ -81,21 +95,35 @@ class Newton(Optimizer):
             precision = torch.maximum(norm * (norm / first_norm).sqrt().clamp(max=0.5), enough / 10)
             direction, num_used = _conjugate_gradients(curvature, gradient, precision, num_left)
             num_left -= num_used
-            outputs, change, slope = outputs.detach(), features @ direction.T, (gradient * direction).sum()
+            outputs, change, slope = (
+                outputs.detach(),
+                features @ direction.T,
+                (gradient * direction).sum(),
+            )
             length = 2.0
             while True:
                 length /= 2
                 moved = weights + length * direction
-                new = sum_over_ranks(loss(outputs + length * change)) + (decay * moved.square()).sum() / 2
-                if _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs()) or length < ROUNDING:
+                new = (
+                    sum_over_ranks(loss(outputs + length * change))
+                    + (decay * moved.square()).sum() / 2
+                )
+                if (
+                    _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs())
+                    or length < ROUNDING
+                ):
                     break
             weights, outputs, value = moved, outputs + length * change, new
 
 
-def _curvature(slopes: Tensor, outputs: Tensor, features: Tensor, decay: Tensor, direction: Tensor) -> Tensor:
+def _curvature(
+    slopes: Tensor, outputs: Tensor, features: Tensor, decay: Tensor, direction: Tensor
+) -> Tensor:
     """Return the product of the Hessian matrix over all ranks and a direction."""
     change = features @ direction.T
-    (slope_changes,) = torch.autograd.grad(slopes, outputs, change, retain_graph=True, materialize_grads=True)
+    (slope_changes,) = torch.autograd.grad(
+        slopes, outputs, change, retain_graph=True, materialize_grads=True
+    )
     return sum_over_ranks(slope_changes.T @ features) + decay * direction
 
 
@@ -104,7 +132,8 @@ def _conjugate_gradients(
 ) -> tuple[Tensor, int]:
     """Return the step to the minimum of the quadratic model, and the number of iterations.
 
-    It ends where the gradient of the model is at most `precision`, or its curvature is not positive.
+    It ends where the gradient of the model is at most `precision`, or its curvature is not
+    positive.
     """
     step, rest, iteration = torch.zeros_like(gradient), -gradient, 0
     direction, square = rest, rest.square().sum()
@@ -130,8 +159,9 @@ def _any(condition: Tensor) -> bool:
 class Probe(Classifier):
     """Solves the head of a frozen network for the L2 value of each epoch; the optimizer is a `Newton`.
 
-    The one batch of an epoch has the features of all training images. They are standardized by their mean and standard
-    deviation over all ranks; the solution is written for features as they are.
+    The one batch of an epoch has the features of all training images. They are standardized by
+    their mean and standard deviation over all ranks; the solution is written for features as they
+    are.
     """
 
     chosen_l2: float | None = None  # of the best epoch, once the training has ended
@@ -154,7 +184,11 @@ class Probe(Classifier):
         if not is_converged and not self._has_warned and self.global_rank == 0:
             self._has_warned = True
             text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
-            print(f"{text} or optimizer.tolerance, or train fewer epochs.", file=sys.stderr, flush=True)
+            print(
+                f"{text} or optimizer.tolerance, or train fewer epochs.",
+                file=sys.stderr,
+                flush=True,
+            )
         self._step.step(is_measured=False)
         with torch.no_grad():
             self._guard.check(self.scaled_loss(batch), batch, self.global_step)
@@ -169,11 +203,14 @@ class Probe(Classifier):
 
 
 @torch.no_grad()
-def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float) -> tuple[Tensor, bool]:
+def fit_head(
+    head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: float
+) -> tuple[Tensor, bool]:
     """Solve `head` for features (B, D) and targets of this rank. Every rank must call it.
 
-    The L2 value is of the weights of features that are standardized over all ranks; `head` takes them as they are.
-    Return the norm of the gradient at the end, and whether it is at the tolerance.
+    The L2 value is of the weights of features that are standardized over all ranks; `head` takes
+    them as they are. Return the norm of the gradient at the end, and whether it is at the
+    tolerance.
     """
     features = batch.inputs.double()
     count = features.new_tensor(len(features))
@@ -181,13 +218,17 @@ def fit_head(head: nn.Linear, task: Task, batch: Batch, newton: Newton, l2: floa
     mean = sum_over_ranks(features.sum(0)) / num_samples
     std = (sum_over_ranks((features - mean).square().sum(0)) / num_samples).sqrt()
     std = torch.where(std > NEARLY_CONSTANT * mean.abs(), std, 1.0)
-    weights = checked_losses(task, features.new_zeros(len(features), head.out_features), batch).weights
+    weights = checked_losses(
+        task, features.new_zeros(len(features), head.out_features), batch
+    ).weights
     weight_sum = sum_over_ranks(count if weights is None else weights.sum(dtype=torch.float64))
 
     def loss(outputs: Tensor) -> Tensor:
         return checked_losses(task, outputs, batch).values.sum() / weight_sum
 
-    solution, norm, is_converged = newton.minimize(loss, (features - mean) / std, head.out_features, l2)
+    solution, norm, is_converged = newton.minimize(
+        loss, (features - mean) / std, head.out_features, l2
+    )
     weight = solution[:, :-1] / std
     head.weight.copy_(weight)
     head.bias.copy_(solution[:, -1] - weight @ mean)

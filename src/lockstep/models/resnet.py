@@ -14,7 +14,9 @@ from lockstep.system.kinds import Fraction, Positive
 class Block(nn.Module):
     """Two 3x3 convolutions with a shortcut around them; 1x1 convolution on the shortcut where the shape changes."""
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int, shortcut_norm: bool, bias: bool) -> None:
+    def __init__(
+        self, in_channels: int, channels: int, *, stride: int, shortcut_norm: bool, bias: bool
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=bias)
         self.bn1 = BatchNorm2d(channels)
@@ -37,16 +39,18 @@ class Block(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 from images (B, in_channels, H, W) to logits (B, num_classes): H and W at least 8, B may be 0.
 
-    Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, dropout of probability
-    `dropout`, linear layer.
+    Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, dropout of
+    probability `dropout`, linear layer.
 
-    `stem`: "small" is a 3x3 convolution at full resolution, for images up to about 64x64; "imagenet" is 7x7 with stride
-    2 and a 3x3 max-pool with stride 2. torchvision's resnet18 is width=64, stem="imagenet", shortcut_norm=True,
-    bias=False; "Dive into Deep Learning" (section 8.6) has shortcut_norm=False, bias=True.
+    `stem`: "small" is a 3x3 convolution at full resolution, for images up to about 64x64;
+    "imagenet" is 7x7 with stride 2 and a 3x3 max-pool with stride 2. torchvision's resnet18 is
+    width=64, stem="imagenet", shortcut_norm=True, bias=False; "Dive into Deep Learning" (section
+    8.6) has shortcut_norm=False, bias=True.
 
-    `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last norm's weight of every
-    block to 0, so that a block starts as its shortcut (Goyal et al. 2017, section 5.1); "normal" draws the weights of
-    convolutions and the linear layer from N(0, 0.01^2). Other parameters keep torch's initial values, by "torch" all.
+    `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last
+    norm's weight of every block to 0, so that a block starts as its shortcut (Goyal et al. 2017,
+    section 5.1); "normal" draws the weights of convolutions and the linear layer from N(0, 0.01^2).
+    Other parameters keep torch's initial values, by "torch" all.
     """
 
     def __init__(
@@ -54,12 +58,19 @@ class ResNet18(nn.Module):
         *,
         in_channels: int,
         num_classes: int,
-        width: Annotated[Positive, Doc("channels of the first stage; 2, 4 and 8 times as many in the next ones")],
-        stem: Annotated[Literal["small", "imagenet"], Doc("3x3, stride 1; or 7x7, stride 2, and max-pool")],
+        width: Annotated[
+            Positive, Doc("channels of the first stage; 2, 4 and 8 times as many in the next ones")
+        ],
+        stem: Annotated[
+            Literal["small", "imagenet"], Doc("3x3, stride 1; or 7x7, stride 2, and max-pool")
+        ],
         shortcut_norm: Annotated[bool, Doc("batch norm after the 1x1 shortcuts")],
         bias: Annotated[bool, Doc("bias in the convolutions")],
         dropout: Annotated[Fraction, Doc("dropout before the last layer")],
-        init: Annotated[Literal["kaiming", "normal", "torch"], Doc("He's, last norms zeroed; N(0, 0.01); torch's")],
+        init: Annotated[
+            Literal["kaiming", "normal", "torch"],
+            Doc("He's, last norms zeroed; N(0, 0.01); torch's"),
+        ],
     ) -> None:
         super().__init__()
         kernel_size, stride, padding = {"small": (3, 1, 1), "imagenet": (7, 2, 3)}[stem]
@@ -95,7 +106,13 @@ class ResNet18(nn.Module):
         if not (x.is_cuda and x.shape[1] == 1 and is_last and torch.is_autocast_enabled("cuda")):
             return self.conv1(x)
         layer = self.conv1
-        return F.conv2d(_widen_channels(x), _widen_channels(layer.weight), layer.bias, layer.stride, layer.padding)
+        return F.conv2d(
+            _widen_channels(x),
+            _widen_channels(layer.weight),
+            layer.bias,
+            layer.stride,
+            layer.padding,
+        )
 
 
 def _widen_channels(x: Tensor) -> Tensor:

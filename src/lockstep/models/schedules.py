@@ -1,9 +1,9 @@
 """Learning-rate schedules by optimizer step.
 
-After s = 0, 1, ... steps, with T = total_steps and w = round(warmup_fraction * T), a schedule multiplies the
-optimizer's learning rate by i + (1 - i) (s + 1) / w for s < w, where i is initial_fraction or 0, then by d(u) with
-u = (s - w) / (T - w). The factor is 1 at s = w - 1 and s = w. None of the T steps has the rate 0; a step after them
-would have d(1).
+After s = 0, 1, ... steps, with T = total_steps and w = round(warmup_fraction * T), a schedule
+multiplies the optimizer's learning rate by i + (1 - i) (s + 1) / w for s < w, where i is
+initial_fraction or 0, then by d(u) with u = (s - w) / (T - w). The factor is 1 at s = w - 1 and s =
+w. None of the T steps has the rate 0; a step after them would have d(1).
 """
 
 import inspect
@@ -18,14 +18,15 @@ from typing_extensions import Doc
 
 from lockstep.system.kinds import Fraction
 
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # settings of an optimizer that schedules change
+# settings of an optimizer that schedules change
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
 class Schedule(NamedTuple):
     """A schedule and how often it is stepped; `monitor` is the metric that selects the best weights.
 
-    A ReduceLROnPlateau is stepped after each validation with the value of `monitor`. Any other is stepped after each
-    optimizer step, or after the last one of each epoch.
+    A ReduceLROnPlateau is stepped after each validation with the value of `monitor`. Any other is
+    stepped after each optimizer step, or after the last one of each epoch.
     """
 
     make: Callable[..., LRScheduler]
@@ -36,17 +37,22 @@ class Schedule(NamedTuple):
     def build(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         """Make the schedule of an optimizer, with `total_steps` if it takes that parameter.
 
-        Raises TypeError if it is no schedule of torch, ValueError for a ReduceLROnPlateau of the wrong mode.
+        Raises TypeError if it is no schedule of torch, ValueError for a ReduceLROnPlateau of the
+        wrong mode.
         """
         parameters = inspect.signature(self.make).parameters
-        takes_steps = "total_steps" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        takes_steps = "total_steps" in parameters or any(
+            p.kind is p.VAR_KEYWORD for p in parameters.values()
+        )
         supplied: dict[str, int | str] = {"total_steps": total_steps} if takes_steps else {}
         kind = getattr(self.make, "func", self.make)
         if inspect.isclass(kind) and issubclass(kind, ReduceLROnPlateau):
             supplied["mode"] = self.mode
         schedule = self.make(optimizer, **supplied)
         if not isinstance(schedule, LRScheduler):
-            raise TypeError(f"returns a {type(schedule).__name__}, not a schedule of torch.optim.lr_scheduler")
+            raise TypeError(
+                f"returns a {type(schedule).__name__}, not a schedule of torch.optim.lr_scheduler"
+            )
         if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != self.mode:
             raise ValueError(f"has mode={schedule.mode}, but {self.monitor} needs mode={self.mode}")
         return schedule
@@ -55,8 +61,9 @@ class Schedule(NamedTuple):
 def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler) -> None:
     """Step a new `schedule` and its `optimizer` to the step of a checkpoint, and replace the saved ones by them.
 
-    The saved state contains the old length, and many schedules compute a rate from the one before it, which may be 0
-    at the end of the old length. A ReduceLROnPlateau has no length and stays as it is.
+    The saved state contains the old length, and many schedules compute a rate from the one before
+    it, which may be 0 at the end of the old length. A ReduceLROnPlateau has no length and stays as
+    it is.
     """
     if isinstance(schedule, ReduceLROnPlateau):
         return
@@ -64,11 +71,14 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
     while "last_epoch" not in state:  # a ChainedScheduler: each part has its own
         state = state["_schedulers"][0]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)  # no optimizer step here
+        # no optimizer step here
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(state["last_epoch"]):
             schedule.step()
     checkpoint["lr_schedulers"] = [schedule.state_dict()]
-    for saved, group in zip(checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True):
+    for saved, group in zip(
+        checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True
+    ):
         saved.update({name: group[name] for name in SCHEDULED if name in group})
 
 
@@ -82,15 +92,19 @@ def one_cycle_linear(
     total_steps: int,
     *,
     warmup_fraction: Annotated[Fraction, Doc("fraction of the steps with a rising learning rate")],
-    initial_fraction: Annotated[Fraction, Doc("learning rate before the first step, as a fraction of the peak")] = 0.0,
+    initial_fraction: Annotated[
+        Fraction, Doc("learning rate before the first step, as a fraction of the peak")
+    ] = 0.0,
 ) -> LambdaLR:
     """Linear warm-up from `initial_fraction` of the optimizer's learning rate to all of it, then linear to 0.
 
-    After s = 0, 1, ... optimizer steps, with T = `total_steps`, w = round(`warmup_fraction` * T) and
-    i = `initial_fraction`, the rate is multiplied by i + (1 - i) (s + 1) / w for s < w, then by 1 - u with
-    u = (s - w) / (T - w): 1 / (T - w) at the last step.
+    After s = 0, 1, ... optimizer steps, with T = `total_steps`, w = round(`warmup_fraction` * T)
+    and i = `initial_fraction`, the rate is multiplied by i + (1 - i) (s + 1) / w for s < w, then by
+    1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step.
     """
-    return _warmup_schedule(optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction)
+    return _warmup_schedule(
+        optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction
+    )
 
 
 def cosine(

@@ -31,8 +31,9 @@ MIN_LOSS_SCALE = 1.0  # below it float16 holds even fewer small gradients than w
 class OptimizerStep:
     """Runs the backward passes of micro-batches, and the step after the last one, for a module in a fit.
 
-    `loss_scale`, None without float16, multiplies the loss of every micro-batch of a step. A step whose gradients
-    overflow is a step of the schedule, as in torch and Lightning, but updates nothing.
+    `loss_scale`, None without float16, multiplies the loss of every micro-batch of a step. A step
+    whose gradients overflow is a step of the schedule, as in torch and Lightning, but updates
+    nothing.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class OptimizerStep:
         self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._new = set(self._parameters)  # whose state the optimizer has not made yet, as far as this session knows
+        # whose state the optimizer has not made yet, as far as this session knows
+        self._new = set(self._parameters)
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
         self._strategy: Any = trainer.strategy
@@ -62,8 +64,8 @@ class OptimizerStep:
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
         """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch.
 
-        The gradients of the last step are freed only here: a forward pass would fragment their memory, and a CPU then
-        spends several percent of its time on new pages.
+        The gradients of the last step are freed only here: a forward pass would fragment their
+        memory, and a CPU then spends several percent of its time on new pages.
         """
         if is_first:
             self._call("on_before_zero_grad", self._optimizer)
@@ -118,13 +120,16 @@ class OptimizerStep:
             return
         value = gather_objects(float(metrics[monitor]) if monitor in metrics else None)[0]
         if value is None:
-            raise ValueError(f"The schedule needs {monitor}, which the validation has not measured.")
+            raise ValueError(
+                f"The schedule needs {monitor}, which the validation has not measured."
+            )
         self._scheduler.step(value)
 
     def _update(self) -> None:
         """Step the optimizer with each group's factor of the learning rate, counted as Lightning counts steps.
 
-        The schedule does not see the factors: one that sets its own rates, such as OneCycleLR, is multiplied, too.
+        The schedule does not see the factors: one that sets its own rates, such as OneCycleLR, is
+        multiplied, too.
         """
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
@@ -143,18 +148,26 @@ class OptimizerStep:
         """Give parameters whose first gradient comes late a momentum of zeros, without which the fused SGD fails."""
         for group in self._optimizer.param_groups if starting else ():
             late = starting.intersection(group["params"])
-            known = [self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state]
-            if group.get("fused") and any(state.get("momentum_buffer") is not None for state in known):
+            known = [
+                self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state
+            ]
+            if group.get("fused") and any(
+                state.get("momentum_buffer") is not None for state in known
+            ):
                 for parameter in late - self._optimizer.state.keys():
-                    self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+                    self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
+                        parameter
+                    )
 
     def _is_skipped(self, starting: set[Tensor]) -> bool:
         """Return True if gradients overflowed and the optimizer cannot skip its update; finding out waits for the GPU.
 
-        A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would keep memory as momentum
-        that was never written.
+        A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would
+        keep memory as momentum that was never written.
         """
-        if self._loss_scale is None or (internals.can_skip_update(self._optimizer) and not starting):
+        if self._loss_scale is None or (
+            internals.can_skip_update(self._optimizer) and not starting
+        ):
             return False
         return bool(self._loss_scale.overflowed.item())
 
@@ -199,11 +212,12 @@ class LossGuard:
 
     A rank with such a loss raises NonFiniteLoss, the others raise FailedElsewhere.
 
-    On a CPU it raises before the backward pass. On a GPU, reading the loss would wait for the device in every step.
-    There all ranks reduce a flag on the device, by which the fused optimizer skips the update (`found_inf`, made for
-    torch's GradScaler). The host reads the flag some steps later, all ranks after the same step: a rank that exited
-    earlier would block the others in a collective. `is_deferred` selects that way; None: on a GPU, if the optimizer
-    can. Other values of a step are read in the same way, by `defer`.
+    On a CPU it raises before the backward pass. On a GPU, reading the loss would wait for the
+    device in every step. There all ranks reduce a flag on the device, by which the fused optimizer
+    skips the update (`found_inf`, made for torch's GradScaler). The host reads the flag some steps
+    later, all ranks after the same step: a rank that exited earlier would block the others in a
+    collective. `is_deferred` selects that way; None: on a GPU, if the optimizer can. Other values
+    of a step are read in the same way, by `defer`.
 
     Steps that `loss_scale` skips are no bad losses. The host reads their number in the same way.
     """
@@ -218,14 +232,20 @@ class LossGuard:
         loss_scale: "LossScale | None" = None,
     ) -> None:
         self._can_skip = internals.can_skip_update(optimizer)
-        self._is_deferred = self._can_skip and device.type == "cuda" if is_deferred is None else is_deferred
+        self._is_deferred = (
+            self._can_skip and device.type == "cuda" if is_deferred is None else is_deferred
+        )
         self._optimizer: Any = optimizer
         self._rank = rank
         self._loss_scale = loss_scale
         self._is_bad = torch.zeros((), device=device)
         self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
         self._pending: deque[_Pending] = deque()
-        self._rows = _host_rows(2 if loss_scale is None else 4) if device.type == "cuda" else itertools.repeat(None)
+        self._rows = (
+            _host_rows(2 if loss_scale is None else 4)
+            if device.type == "cuda"
+            else itertools.repeat(None)
+        )
 
     def check(self, loss: Tensor, batch: Batch, step: int) -> None:
         """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
@@ -247,7 +267,9 @@ class LossGuard:
             dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
         if self._can_skip:
             is_bad = bad_rank.clamp(max=1)
-            self._optimizer.found_inf = is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
+            self._optimizer.found_inf = (
+                is_bad if scale is None else torch.maximum(is_bad, scale.overflowed)
+            )
         flags = torch.stack([self._is_bad, bad_rank, *(() if scale is None else scale.facts())])
         judge = partial(self._judge, step, self._samples)
         self._pending.append(_Pending(step, *_copy_to_host(flags, next(self._rows)), judge))
@@ -278,13 +300,16 @@ class LossGuard:
     def _judge(self, step: int, samples: list[_Samples], flags: list[float]) -> None:
         """Raise the error of a bad step.
 
-        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss scale.
+        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss
+        scale.
         """
         is_own_bad, bad_rank, *facts = flags
         if is_own_bad:
             raise NonFiniteLoss(step, self._rank, samples)
         if bad_rank:
-            raise FailedElsewhere(f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}.")
+            raise FailedElsewhere(
+                f"The loss is not finite in optimizer step {step} on rank {bad_rank - 1:.0f}."
+            )
         if self._loss_scale is not None:
             self._loss_scale.read(*facts)
             if self._loss_scale.value < MIN_LOSS_SCALE:
@@ -297,10 +322,13 @@ class LossGuard:
         if self._rank:
             return FailedElsewhere(f"{text}.")
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
-        return NonFiniteGradient(f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16.")
+        return NonFiniteGradient(
+            f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16."
+        )
 
 
-_Row = tuple[Tensor, Any]  # page-locked memory, and the CUDA event after which a copy into it is complete
+# page-locked memory, and the CUDA event after which a copy into it is complete
+_Row = tuple[Tensor, Any]
 
 
 def _host_rows(size: int) -> Iterator[_Row | None]:
@@ -313,7 +341,10 @@ def _copy_to_host(values: Tensor, row: _Row | None = None) -> _Row:
     """Copy a tensor from a GPU to the host, into `row` or into new memory; the event is None on a CPU."""
     if values.device.type != "cuda":
         return values, None
-    copy, event = row or (torch.empty(values.shape, dtype=values.dtype, pin_memory=True), torch.cuda.Event())
+    copy, event = row or (
+        torch.empty(values.shape, dtype=values.dtype, pin_memory=True),
+        torch.cuda.Event(),
+    )
     copy.copy_(values, non_blocking=True)
     event.record()
     return copy, event

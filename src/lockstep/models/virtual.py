@@ -21,11 +21,14 @@ Module = TypeVar("Module", bound=nn.Module)
 class VirtualParts(Generic[Module]):
     """The virtual shards of this process in a training and its evaluations: each computes with a copy of the module.
 
-    The first of these `modules` is the module itself. Copies share its weights. Gradients, buffers, counts and metrics
-    are their own, so that a layer of any kind sees one virtual shard only. `make_copy` makes one.
+    The first of these `modules` is the module itself. Copies share its weights. Gradients, buffers,
+    counts and metrics are their own, so that a layer of any kind sees one virtual shard only.
+    `make_copy` makes one.
     """
 
-    def __init__(self, module: Module, shards: VirtualShards, make_copy: Callable[[], Module]) -> None:
+    def __init__(
+        self, module: Module, shards: VirtualShards, make_copy: Callable[[], Module]
+    ) -> None:
         self.shards = shards
         self.modules: list[Module] = []
         self._module = module
@@ -71,7 +74,8 @@ class VirtualParts(Generic[Module]):
 
     def _go_back(self, gradient: Tensor) -> None:
         losses, self._losses = self._losses, []
-        if self._is_joined:  # freed only here, as by the step: before the forward pass they would fragment memory
+        # freed only here, as by the step: before the forward pass they would fragment memory
+        if self._is_joined:
             for parameter in (each for module in self.modules[1:] for each in module.parameters()):
                 parameter.grad = None
         self._is_joined = False
@@ -79,7 +83,9 @@ class VirtualParts(Generic[Module]):
 
     def join_gradients(self) -> None:
         """Give the module the mean gradients of all virtual shards. Every rank must call it."""
-        gradients = [[parameter.grad for parameter in module.parameters()] for module in self.modules]
+        gradients = [
+            [parameter.grad for parameter in module.parameters()] for module in self.modules
+        ]
         self.shards.average(list(self._module.parameters()), gradients)
         self._is_joined = True
 

@@ -16,13 +16,16 @@ from lockstep.models.origin import Origin
 from lockstep.system.wording import expand_path, join_names, plural
 
 State = Mapping[str, Tensor]
-# of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the best epoch
+# of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the
+# best epoch
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 COUNTER = "num_batches_tracked"
 MAX_KEYS_NAMED = 8
 
 
-def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]) -> str:
+def load_weights(
+    path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]
+) -> str:
     """Load the weights of a file into a network. Returns what was taken, as one line.
 
     Names that do not fit are converted by `convert`.
@@ -44,21 +47,34 @@ def load_weights(path: str, net: nn.Module, origin: Origin, convert: Callable[[S
             continue
         net.load_state_dict(found, strict=False)
         head = [name for name in own if name in state and name not in found][:1]
-        classes = [f" ({plural(len(state[name]), 'class', 'classes')}, here {len(own[name]):,})" for name in head]
-        return "; ".join([*describe(own, found, state, "".join(classes)), *notes, *filter(None, [way])])
+        classes = [
+            f" ({plural(len(state[name]), 'class', 'classes')}, here {len(own[name]):,})"
+            for name in head
+        ]
+        return "; ".join(
+            [*describe(own, found, state, "".join(classes)), *notes, *filter(None, [way])]
+        )
     raise errors[0]
 
 
 def describe(own: State, found: State, state: State, classes: str) -> list[str]:
     """Return how many tensors of `own` are in `found`, which are new or adapted from those of `state`."""
-    new = [name.removeprefix("net.") for name in own if name not in found and not name.endswith(COUNTER)]
+    new = [
+        name.removeprefix("net.")
+        for name in own
+        if name not in found and not name.endswith(COUNTER)
+    ]
     adapted = [name for name, value in found.items() if value.shape != state[name].shape]
     parts = [f"{len(found)} of {len(found) + len(new)} tensors taken"]
     if new:
         parts.append(f"new: {join_names(new, MAX_KEYS_NAMED)}{classes}")
     if adapted:
-        channels = f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
-        parts.append(f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})")
+        channels = (
+            f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
+        )
+        parts.append(
+            f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})"
+        )
     return parts
 
 
@@ -70,7 +86,12 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
     own, found, wrong = net.state_dict(), {}, []
     for name, value in own.items():
         layer, other = name.rpartition(".")[0], state.get(name)
-        if other is not None and layer in origin.first and name.endswith(".weight") and other.ndim == 4:
+        if (
+            other is not None
+            and layer in origin.first
+            and name.endswith(".weight")
+            and other.ndim == 4
+        ):
             other = adapt_channels(other, value.shape[1])
         if other is not None and other.shape == value.shape:
             found[name] = other
@@ -78,7 +99,9 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
             shape = list(other.shape) if other is not None else "missing"
             wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
     wrong += [
-        f"{name} is not expected" for name in state if name not in own and name.rpartition(".")[0] not in origin.head
+        f"{name} is not expected"
+        for name in state
+        if name not in own and name.rpartition(".")[0] not in origin.head
     ]
     if wrong:
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
@@ -89,8 +112,8 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
 def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
     """Adapt the weight (O, I, h, w) of a first convolution to other channels.
 
-    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels are repeated, and
-    scaled by I / in_channels.
+    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels
+    are repeated, and scaled by I / in_channels.
     """
     num_channels = weight.shape[1]
     if in_channels == num_channels:
@@ -112,20 +135,29 @@ def _common_prefix(own: State, state: State) -> str:
 
 def _without(prefix: str, state: State) -> State:
     """Return the tensors whose names have the prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
 
 
 def _read(path: str) -> tuple[State, list[str]]:
     """Read a file of torch or safetensors. Returns its tensors, and which of its parts has them.
 
-    Raises ValueError for objects other than tensors, plain values and the settings of a script: they could run code.
+    Raises ValueError for objects other than tensors, plain values and the settings of a script:
+    they could run code.
     """
     saved, notes = _load(path), list[str]()
     if "image_format" in saved:
-        raise ValueError("it is the checkpoint of a run: use init_from in place of model.pretrained")
+        raise ValueError(
+            "it is the checkpoint of a run: use init_from in place of model.pretrained"
+        )
     while key := next((key for key in KEYS if isinstance(saved.get(key), dict)), None):
         saved, notes = saved[key], [f"from {key}"]
-    state = {name: value for name, value in saved.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    state = {
+        name: value
+        for name, value in saved.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
     if not state:
         raise ValueError("it has no tensors with names: save the state_dict of the network")
     return state, notes
@@ -144,6 +176,10 @@ def _load(path: str) -> dict[Any, Any]:
             saved = load(path)
     except Exception as error:  # of a decoder
         if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
-            raise ValueError(f"it has a {found[1]}, which could run code: save its tensors alone") from error
-        raise ValueError(f"it is damaged, or no file of torch or safetensors: {type(error).__name__}") from error
+            raise ValueError(
+                f"it has a {found[1]}, which could run code: save its tensors alone"
+            ) from error
+        raise ValueError(
+            f"it is damaged, or no file of torch or safetensors: {type(error).__name__}"
+        ) from error
     return saved if isinstance(saved, dict) else {}

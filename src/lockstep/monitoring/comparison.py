@@ -34,7 +34,9 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     _show("results", [(key, [_result(key, value) for value in values]) for key, values in results])
     if settings:
         print()
-        say(terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do.")
+        say(
+            terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do."
+        )
     return 0
 
 
@@ -42,7 +44,10 @@ def show_settings(settings: Sequence[Row]) -> None:
     if not settings:
         print("\nAll settings are the same.")
     else:
-        _show("settings", [(key, [cells.setting(value) for value in values]) for key, values in settings])
+        _show(
+            "settings",
+            [(key, [cells.setting(value) for value in values]) for key, values in settings],
+        )
 
 
 def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
@@ -62,7 +67,9 @@ def differences(folders: Sequence[RunFolder]) -> list[Row]:
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
     # as JSON: True equals 1 and 1.0 in Python
-    return [(key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1]
+    return [
+        (key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1
+    ]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
@@ -70,8 +77,17 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         tree = from_yaml(read_text(folder.config))
         settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
         # a date, which is a type of YAML, as text
-        return {key: json.loads(json.dumps(redact(value, key), default=str)) for key, value in settings}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        return {
+            key: json.loads(json.dumps(redact(value, key), default=str)) for key, value in settings
+        }
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:
         text = " ".join(str(error).split())[:200]
         raise ValueError(f"{display_path(folder.config)} cannot be read: {text}.") from error
 
@@ -86,7 +102,9 @@ def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
 
     rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
     for metrics, is_test in (([run_facts["metrics"] for run_facts in facts], False), (tests, True)):
-        names = {name for values in metrics for name in values if name.startswith("test") == is_test}
+        names = {
+            name for values in metrics for name in values if name.startswith("test") == is_test
+        }
         rows += rows_of(metrics, sorted(names, key=lambda name: (name.startswith("val"), name)))
     rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
     return [(name, values) for name, values in rows if any(value is not None for value in values)]

@@ -21,7 +21,10 @@ def show_status(folder: RunFolder, *, is_json: bool) -> int:
         del facts["id"]
         print_json(facts | {"path": str(folder.path)})
         return 0
-    show_table(facts.get("name", folder.path.name), [*_progress(facts), *_process(facts, folder), _next(facts, folder)])
+    show_table(
+        facts.get("name", folder.path.name),
+        [*_progress(facts), *_process(facts, folder), _next(facts, folder)],
+    )
     return 0
 
 
@@ -32,15 +35,28 @@ def _progress(facts: dict[str, Any]) -> Rows:
     has_time = is_live and facts.get("epoch_remaining_s")
     inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
     since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
-    used = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}" if "elapsed_s" in facts else ""
-    left = f", about {duration(facts['remaining_s'])} left" if is_live and facts.get("remaining_s") else ""
+    used = (
+        f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}"
+        if "elapsed_s" in facts
+        else ""
+    )
+    left = (
+        f", about {duration(facts['remaining_s'])} left"
+        if is_live and facts.get("remaining_s")
+        else ""
+    )
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: Rows = [
         ("state", cells.state(state)),
         ("reason", facts.get("reason", "") or _silence(facts)),
         ("progress", f"{facts['percent']:.1f} %" if "percent" in facts else ""),
-        ("epoch", f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}" if "epoch" in facts else ""),
+        (
+            "epoch",
+            f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}"
+            if "epoch" in facts
+            else "",
+        ),
         ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
         ("time", used + left),
         ("speed", ", ".join(speed)),
@@ -96,7 +112,11 @@ def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
     if state == "finished":
         return "evaluate", f"lockstep eval {run}"
     if state == "not started":
-        return ("look", f"lockstep jobs show {run}") if folder.job_file.is_file() else ("start", resume)
+        return (
+            ("look", f"lockstep jobs show {run}")
+            if folder.job_file.is_file()
+            else ("start", resume)
+        )
     if state == "broken":
         return "look", f"cat {quote_path(folder.status_file)}"
     if has_bad_loss(facts):

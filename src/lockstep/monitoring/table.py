@@ -54,7 +54,9 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
     name = sort.removeprefix("-")
     overrides = differing_overrides([run.facts for run in runs])
     is_text = name == "settings"
-    valued = [(overrides[run.discovered.id] or None if is_text else run.value(name), run) for run in runs]
+    valued = [
+        (overrides[run.discovered.id] or None if is_text else run.value(name), run) for run in runs
+    ]
     with_value = [pair for pair in valued if pair[0] is not None]
     with_value.sort(key=lambda pair: _order(pair[0]), reverse=name != sort)
     return [run for _, run in with_value] + [run for value, run in valued if value is None]
@@ -73,7 +75,9 @@ def table(runs: Sequence[Listed], out: Console) -> Table:
     rows = [
         (
             cells.state(run.facts["state"]),
-            run.discovered.name if run.discovered.name != "." else run.discovered.folder.path.resolve().name,
+            run.discovered.name
+            if run.discovered.name != "."
+            else run.discovered.folder.path.resolve().name,
             cells.best(run.facts),
             overrides[run.discovered.id] or cells.NONE,
             cells.epochs(run.facts),

@@ -44,15 +44,22 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
     requested = request.read(typed, compose.source_of(project.current()), is_trusted=is_trusted)
     if requested.is_submitted != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
-        problem = "is not for lockstep.submit" if is_submitted else "is not for lockstep.train, which trains here"
-        raise ConfigError(Error("conflict", f"cluster={requested.config.cluster.name}", problem, hint))
+        problem = (
+            "is not for lockstep.submit"
+            if is_submitted
+            else "is not for lockstep.train, which trains here"
+        )
+        raise ConfigError(
+            Error("conflict", f"cluster={requested.config.cluster.name}", problem, hint)
+        )
     return requested
 
 
 def readable(typed: Sequence[str]) -> list[str]:
     """Return overrides as Hydra reads them.
 
-    Raises ConfigError unless they are overrides of one training, in a process without torchrun or srun.
+    Raises ConfigError unless they are overrides of one training, in a process without torchrun or
+    srun.
     """
     if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
         fix = "write ['optimizer.lr=0.1']"
@@ -70,12 +77,19 @@ def readable(typed: Sequence[str]) -> list[str]:
             continue  # reported by the check
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
             errors.append(
-                Error("conflict", text, "is for a Hydra job, which lockstep.train does not start", "remove it")
+                Error(
+                    "conflict",
+                    text,
+                    "is for a Hydra job, which lockstep.train does not start",
+                    "remove it",
+                )
             )
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
         problem = "started this process, but lockstep.train starts its own workers"
-        errors.append(Error("conflict", world.launcher, problem, f"use {world.launcher} with train.py"))
+        errors.append(
+            Error("conflict", world.launcher, problem, f"use {world.launcher} with train.py")
+        )
     if errors:
         raise ConfigError(*errors)
     return typed_text.hydra_overrides(typed)
@@ -97,12 +111,26 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     errors = []
     for key, target in named_callables(config_file.to_tree(config)):
         package = target.partition(".")[0]
-        specs = (importlib.machinery.PathFinder.find_spec(package), getattr(sys.modules.get(package), "__spec__", None))
-        origins = [os.path.realpath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+        specs = (
+            importlib.machinery.PathFinder.find_spec(package),
+            getattr(sys.modules.get(package), "__spec__", None),
+        )
+        origins = [
+            os.path.realpath(spec.origin)
+            for spec in specs
+            if spec is not None and spec.origin is not None
+        ]
         if len(set(origins)) > 1:
             there, here = origins
             problem = f": the run has {package} from {there}, but this process has imported {here}"
-            errors.append(Error("changed", f"{key}={target}", problem, "use another process, or restart this one"))
+            errors.append(
+                Error(
+                    "changed",
+                    f"{key}={target}",
+                    problem,
+                    "use another process, or restart this one",
+                )
+            )
     if errors:
         raise ConfigError(*errors)
     return config

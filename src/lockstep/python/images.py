@@ -30,7 +30,8 @@ ACCEPTED = (
 class Inputs(NamedTuple):
     """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None.
 
-    `errors` are those of files in a folder that cannot be read, by file; their images are arbitrary.
+    `errors` are those of files in a folder that cannot be read, by file; their images are
+    arbitrary.
     """
 
     images: Tensor
@@ -54,19 +55,28 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
         folder = path if path.is_dir() else path.parent
         files = [str(folder / name) for name in found.names]
         try:
-            decode_all(found.pixels, torch.get_num_threads(), lambda at, scaled: images[at].copy_(view.crop(scaled)))
+            decode_all(
+                found.pixels,
+                torch.get_num_threads(),
+                lambda at, scaled: images[at].copy_(view.crop(scaled)),
+            )
         except ImageError as error:
             if not path.is_dir():
                 raise
-            errors = {files[at]: text for at, text in zip(error.positions, error.errors, strict=True)}
+            errors = {
+                files[at]: text for at, text in zip(error.positions, error.errors, strict=True)
+            }
         return Inputs(images, files, not path.is_dir(), errors)
     if isinstance(given, np.ndarray):
         given = _picture(given)
     if isinstance(given, Image.Image):
         try:
             pixels = pixels_of(given, channels, view.background)
-        except Exception as error:  # Pillow reads a file when its pixels are needed, and decoders raise anything
-            raise ValueError(f"This image cannot be used ({error}): give another, or floats as a tensor.") from error
+        # Pillow reads a file when its pixels are needed, and decoders raise anything
+        except Exception as error:
+            raise ValueError(
+                f"This image cannot be used ({error}): give another, or floats as a tensor."
+            ) from error
         return Inputs(view(pixels).unsqueeze(0), [None], True)
     if isinstance(given, Tensor):
         images = _check_tensor(given, form, view)
@@ -77,7 +87,9 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
 def _picture(array: NDArray[np.uint8]) -> Image.Image:
     is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     if array.dtype != np.uint8 or not is_image or array.size == 0:
-        raise ValueError(f"An array of {array.dtype} of shape {array.shape} is not an image: give {ACCEPTED}.")
+        raise ValueError(
+            f"An array of {array.dtype} of shape {array.shape} is not an image: give {ACCEPTED}."
+        )
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
@@ -93,7 +105,9 @@ def _check_tensor(given: Tensor, form: ImageFormat, view: View) -> Tensor:
     images = images.as_subclass(Tensor)
     if images.is_floating_point() and form.is_float:
         if images.shape[2:] != (height, width):
-            raise ValueError(f"{name} does not fit the network, which takes floats of shape {form.image_shape} here.")
+            raise ValueError(
+                f"{name} does not fit the network, which takes floats of shape {form.image_shape} here."
+            )
         return images
     if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
         least, most = images.min().item(), images.max().item()

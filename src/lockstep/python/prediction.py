@@ -17,9 +17,10 @@ MAX_PREDICTIONS_SHOWN = 5  # predictions in `repr`
 class Prediction:
     """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
-    Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the names: classes, labels,
-    numbers, or that of a custom task. `file` is the image file, or None. The class is `unknown`
-    up to a probability of `threshold`. Of a file that cannot be read, `error` is the reason, and values are NaN.
+    Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the
+    names: classes, labels, numbers, or that of a custom task. `file` is the image file, or None.
+    The class is `unknown` up to a probability of `threshold`. Of a file that cannot be read,
+    `error` is the reason, and values are NaN.
     """
 
     values: Tensor
@@ -33,10 +34,15 @@ class Prediction:
     def class_name(self) -> str:
         """The most probable class, or `unknown`.
 
-        Raises AttributeError for others, and ValueError with the `error` of a file, as the properties below.
+        Raises AttributeError for others, and ValueError with the `error` of a file, as the
+        properties below.
         """
         values = self._only("class_name", "classes")
-        number = values.argmax() if self.threshold is None else selective.answers(values.unsqueeze(0), self.threshold)
+        number = (
+            values.argmax()
+            if self.threshold is None
+            else selective.answers(values.unsqueeze(0), self.threshold)
+        )
         return (*self.class_names, selective.UNKNOWN)[int(number)]
 
     @property
@@ -52,7 +58,11 @@ class Prediction:
     @property
     def labels(self) -> list[str]:
         """The labels with a probability of at least 0.5."""
-        return [name for name, value in self._dict(self._only("labels", "labels")).items() if value >= CERTAIN]
+        return [
+            name
+            for name, value in self._dict(self._only("labels", "labels")).items()
+            if value >= CERTAIN
+        ]
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -64,7 +74,9 @@ class Prediction:
             raise ValueError(self.error)
         if self.kind not in kinds or self.values.dim() != 1:
             shape = tuple(self.values.shape)
-            raise AttributeError(f"A prediction of {self.kind} of shape {shape} has no {name}: use its values.")
+            raise AttributeError(
+                f"A prediction of {self.kind} of shape {shape} has no {name}: use its values."
+            )
         return self.values
 
     def _dict(self, values: Tensor) -> dict[str, float]:
@@ -87,8 +99,8 @@ class Prediction:
 class Predictions(Sequence[Prediction]):
     """The predictions for B images, in their order: a sequence of `Prediction`.
 
-    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None. `errors` has the reason
-    for each file that cannot be read.
+    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None. `errors`
+    has the reason for each file that cannot be read.
     """
 
     values: Tensor
@@ -110,11 +122,19 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         values, file = self.values[index], self.files[index]
         if isinstance(file, tuple):
-            return Predictions(values, self.class_names, self.kind, file, self.threshold, self.errors)
-        return Prediction(values, self.class_names, self.kind, file, self.threshold, self.errors.get(file))
+            return Predictions(
+                values, self.class_names, self.kind, file, self.threshold, self.errors
+            )
+        return Prediction(
+            values, self.class_names, self.kind, file, self.threshold, self.errors.get(file)
+        )
 
     @override
     def __repr__(self) -> str:
         shown = [repr(self[number]) for number in range(min(len(self), MAX_PREDICTIONS_SHOWN))]
-        more = [f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more"] if len(self) > MAX_PREDICTIONS_SHOWN else []
+        more = (
+            [f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more"]
+            if len(self) > MAX_PREDICTIONS_SHOWN
+            else []
+        )
         return f"Predictions([{', '.join([*shown, *more])}])"

@@ -45,17 +45,18 @@ def load(
 ) -> "Predictor":
     """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
-    The device is that of a training with these settings on this machine: its first GPU, else its CPU. It computes in
-    float32, after a training in float64 in that.
-    `device` selects another one: "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged.
-    Without `calibrate` probabilities are those of the trained network, as they are for a run with calibrate=false.
-    With `max_error`, such as 0.05, classes are `unknown` except where at most this fraction of the answers is wrong.
-    Only code of known libraries and of the project in the current folder is called; with `trust`, any code that the run
-    folder names.
+    The device is that of a training with these settings on this machine: its first GPU, else its
+    CPU. It computes in float32, after a training in float64 in that. `device` selects another one:
+    "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged. Without
+    `calibrate` probabilities are those of the trained network, as they are for a run with
+    calibrate=false. With `max_error`, such as 0.05, classes are `unknown` except where at most this
+    fraction of the answers is wrong. Only code of known libraries and of the project in the current
+    folder is called; with `trust`, any code that the run folder names.
 
-    Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the checkpoint is damaged or the
-    device does not exist, and ConfigError, a ValueError, for untrusted or missing modules, an error rate that cannot be
-    kept, and for a custom LightningModule, which has no task that predicts.
+    Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the
+    checkpoint is damaged or the device does not exist, and ConfigError, a ValueError, for untrusted
+    or missing modules, an error rate that cannot be kept, and for a custom LightningModule, which
+    has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
@@ -66,7 +67,9 @@ def load(
         saved = configuration.load_settings(folder, is_trusted=trust)
         predict.refuse_own_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
-        config = validation.check_tree(config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate})
+        config = validation.check_tree(
+            config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate}
+        )
         with session.open_session(RunFolder(Path(scratch)), config, None) as here:
             threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
             return Predictor(here, predict.load_network(here, path), path, threshold)
@@ -99,19 +102,24 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     number, num_gpus = known.index or 0, hardware.num_visible_gpus()
     gpus = plural(num_gpus, "GPU")
     if known.type != "cuda" or number >= num_gpus:
-        raise ValueError(f'device="{known}" does not exist: this machine has {gpus}; device="cpu" uses none.')
+        raise ValueError(
+            f'device="{known}" does not exist: this machine has {gpus}; device="cpu" uses none.'
+        )
     return [number], "auto"
 
 
 class Predictor:
     """A trained network that is called with images; made by `lockstep.load`.
 
-    Images are prepared as in an evaluation and in `lockstep predict`: files and PIL images are turned upright, laid on
-    the background of the run if transparent, and converted to grey or RGB. Images are scaled, and cropped or padded to
-    the size of the network, as the run does. Batches have eval_batch_size images.
+    Images are prepared as in an evaluation and in `lockstep predict`: files and PIL images are
+    turned upright, laid on the background of the run if transparent, and converted to grey or RGB.
+    Images are scaled, and cropped or padded to the size of the network, as the run does. Batches
+    have eval_batch_size images.
     """
 
-    def __init__(self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None) -> None:
+    def __init__(
+        self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.precision: str = here.precision
         self.threshold = threshold
@@ -145,46 +153,57 @@ class Predictor:
     def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Prediction | Predictions:
         """Predict one image, as a `Prediction`, or several, as `Predictions` in their order.
 
-        One image is the path of a file, a PIL image, a uint8 array (H, W) or (H, W, C) of RGB, or a tensor (C, H, W).
-        Several are the path of a folder, whose files are sorted, a tensor (B, C, H, W), or a list of any of these.
-        Values of uint8 tensors are 0 to 255. Values of float tensors are 0 to 1, not normalized, and are rounded to
-        bytes, on which the network was trained. A network that was trained on custom floats takes floats of its size,
-        unchanged.
+        One image is the path of a file, a PIL image, a uint8 array (H, W) or (H, W, C) of RGB, or a
+        tensor (C, H, W). Several are the path of a folder, whose files are sorted, a tensor (B, C,
+        H, W), or a list of any of these. Values of uint8 tensors are 0 to 255. Values of float
+        tensors are 0 to 1, not normalized, and are rounded to bytes, on which the network was
+        trained. A network that was trained on custom floats takes floats of its size, unchanged.
 
-        A file in a folder that cannot be read has a prediction with its `error`. Raises ValueError for other such files
-        and anything else, and FileNotFoundError for a path that does not exist.
+        A file in a folder that cannot be read has a prediction with its `error`. Raises ValueError
+        for other such files and anything else, and FileNotFoundError for a path that does not
+        exist.
         """
         values, found = self._values(images, predict.predictions)
         files = tuple(file for inputs in found for file in inputs.files)
         errors = {file: error for inputs in found for file, error in inputs.errors.items()}
-        predictions = Predictions(values, self.class_names, self._module.task.named, files, self.threshold, errors)
+        predictions = Predictions(
+            values, self.class_names, self._module.task.named, files, self.threshold, errors
+        )
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and found[0].is_one else predictions
 
     def features(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the features (n, D) of one image or several, given as in a call: what the last layer takes.
 
-        They are in host memory, in float32, or float64 for a run in float64. Of maps and tokens it is the mean over
-        positions; of files in a folder that cannot be read it is NaN. `lockstep embed` writes the same, up to rounding.
-        Raises what a call raises, and ConfigError, a ValueError, for a network without such a layer.
+        They are in host memory, in float32, or float64 for a run in float64. Of maps and tokens it
+        is the mean over positions; of files in a folder that cannot be read it is NaN. `lockstep
+        embed` writes the same, up to rounding. Raises what a call raises, and ConfigError, a
+        ValueError, for a network without such a layer.
         """
         return self._values(images, embed.features)[0]
 
     def _values(
-        self, images: ImageLike | Sequence[ImageLike], compute: Callable[[Classifier, Tensor], Tensor]
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        compute: Callable[[Classifier, Tensor], Tensor],
     ) -> tuple[Tensor, list[Inputs]]:
         """Return the values (n, ...) of all images, in host memory, and these as `compute` gets them."""
         given = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         found = [inputs_of(image, self._module.image_format, self._view) for image in given]
         values: list[Tensor] = []
-        tensors = [inputs.images for inputs in found] or [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
+        tensors = [inputs.images for inputs in found] or [
+            torch.empty(0, *self.image_shape, dtype=torch.uint8)
+        ]
         with keep_float32():
             set_tf32(self.precision == "tf32")
             for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
                 for batch in torch.cat(list(alike)).split(self._batch_size):
-                    values.append(compute(self._module, batch).cpu())  # a GPU may reuse the memory for the next batch
+                    # a GPU may reuse the memory for the next batch
+                    values.append(compute(self._module, batch).cpu())
         joined = torch.cat(values)
-        is_broken = torch.tensor([file in inputs.errors for inputs in found for file in inputs.files], dtype=torch.bool)
+        is_broken = torch.tensor(
+            [file in inputs.errors for inputs in found for file in inputs.files], dtype=torch.bool
+        )
         joined[is_broken] = torch.nan if joined.is_floating_point() else 0
         return joined, found
 

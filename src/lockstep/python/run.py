@@ -12,7 +12,17 @@ from lockstep.monitoring.selection import DEFAULT_ROOT, all_runs, root_of
 from lockstep.runs import discovery, naming
 
 FACTS = (
-    *("epoch", "step", "monitor", "best", "metrics_epoch", "workers", "device", "precision", "images_per_s"),
+    *(
+        "epoch",
+        "step",
+        "monitor",
+        "best",
+        "metrics_epoch",
+        "workers",
+        "device",
+        "precision",
+        "images_per_s",
+    ),
     "elapsed_s",
 )
 
@@ -20,10 +30,11 @@ FACTS = (
 class Run(Mapping[str, Any]):
     """A run by its folder, or `latest` for the newest below outputs/. Every access reads the files of the run.
 
-    As a mapping it is a table row: pandas.DataFrame(lockstep.runs()) has its keys as columns. They are the settings,
-    the progress, and the metrics of one epoch, `metrics_epoch`: the best one of a finished run, with its test, else the
-    newest. `started` is a datetime of this time zone, `elapsed_s` is in seconds, unknown values are None. Raises
-    FileNotFoundError, which names the newest runs, without a run there.
+    As a mapping it is a table row: pandas.DataFrame(lockstep.runs()) has its keys as columns. They
+    are the settings, the progress, and the metrics of one epoch, `metrics_epoch`: the best one of a
+    finished run, with its test, else the newest. `started` is a datetime of this time zone,
+    `elapsed_s` is in seconds, unknown values are None. Raises FileNotFoundError, which names the
+    newest runs, without a run there.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -104,7 +115,8 @@ class Run(Mapping[str, Any]):
 def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     """List all runs below a folder, including trials of sweeps, newest first.
 
-    pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist, except for the default.
+    pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist,
+    except for the default.
     """
     root = root_of(os.fspath(folder))
     listed = all_runs(discovery.Watched(root, scan_every_s=0.0))

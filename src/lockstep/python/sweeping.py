@@ -62,7 +62,9 @@ class Job:
         """Wait for the end. Returns summary.json of the run, table.json of a sweep. Raises RuntimeError without one."""
         state = self.wait()
         if (found := self._look().result) is None:
-            raise RuntimeError(f"job {self.id} has no result, it is {state}: see lockstep jobs show {self.id}")
+            raise RuntimeError(
+                f"job {self.id} has no result, it is {state}: see lockstep jobs show {self.id}"
+            )
         return found
 
     def cancel(self) -> None:
@@ -74,14 +76,20 @@ class Job:
 def sweep(overrides: Sequence[str]) -> Sweep:
     """Run a sweep or a search with the overrides of `python train.py -m`, e.g. `["seed=0,1"]`. Returns its trials.
 
-    It prints as the command does, and the same call resumes it. The table has failed and stopped trials too. An
-    interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises ConfigError for wrong settings.
+    It prints as the command does, and the same call resumes it. The table has failed and stopped
+    trials too. An interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises
+    ConfigError for wrong settings.
     """
     overrides = configuration.readable(overrides)
     config = configuration.check_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
         raise ConfigError(
-            Error("conflict", f"cluster={config.cluster.name}", "submits the trials", "use lockstep.submit")
+            Error(
+                "conflict",
+                f"cluster={config.cluster.name}",
+                "submits the trials",
+                "use lockstep.submit",
+            )
         )
     ledger = _start_sweep(overrides, config)
     rows = table_facts(ledger, present_table(ledger))["trials"]
@@ -92,16 +100,24 @@ def sweep(overrides: Sequence[str]) -> Sweep:
 def submit(overrides: Sequence[str]) -> list[Job]:
     """Submit a run, or with several values all trials of a sweep, by cluster=slurm or local. Returns the jobs.
 
-    A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM refuses.
+    A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM
+    refuses.
     """
     overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
         requested = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
         return [Job(request.start(requested)[0].path)]
     config = configuration.check_sweep(overrides)
-    if config.cluster.name == "none" or (config.search is not None and config.cluster.name == "slurm"):
+    if config.cluster.name == "none" or (
+        config.search is not None and config.cluster.name == "slurm"
+    ):
         raise ConfigError(
-            Error("conflict", f"cluster={config.cluster.name}", "needs the command of a sweep", "use lockstep.sweep")
+            Error(
+                "conflict",
+                f"cluster={config.cluster.name}",
+                "needs the command of a sweep",
+                "use lockstep.sweep",
+            )
         )
     ledger = _start_sweep(overrides, config)
     trials = [trial.folder.path for trial in ledger.trials]
@@ -122,5 +138,7 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
         raise
     path = ledger.find(Path("outputs"), config.sweep.name, redact(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
-        raise ConfigError(Error("failed", "", "the sweep did not start", "its errors are printed above"))
+        raise ConfigError(
+            Error("failed", "", "the sweep did not start", "its errors are printed above")
+        )
     return Ledger.open(path.resolve(), None, ())

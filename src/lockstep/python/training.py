@@ -23,17 +23,20 @@ class TrainingFailed(RuntimeError):
 def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """Train with the overrides of `python train.py`, e.g. `["data=digits", "trainer.devices=2"]`. Returns the run.
 
-    `trust` is `--trust` of a resume: any code that the run folder names is called, including that of another project.
+    `trust` is `--trust` of a resume: any code that the run folder names is called, including that
+    of another project.
 
-    The training runs in worker processes, which print where this process prints; this process stays unchanged.
+    The training runs in worker processes, which print where this process prints; this process stays
+    unchanged.
 
-    On an interrupt, by Ctrl-C or the stop button of a notebook, the run saves and stops after its next step, and
-    KeyboardInterrupt is raised; a second interrupt aborts it. After other stop signals the run stops, and the handlers
-    of this process are called. A run that `lockstep stop` or trainer.max_time_s stopped is returned, with the state
-    "stopped". In other threads Python handles no signals: use `lockstep stop latest`.
+    On an interrupt, by Ctrl-C or the stop button of a notebook, the run saves and stops after its
+    next step, and KeyboardInterrupt is raised; a second interrupt aborts it. After other stop
+    signals the run stops, and the handlers of this process are called. A run that `lockstep stop`
+    or trainer.max_time_s stopped is returned, with the state "stopped". In other threads Python
+    handles no signals: use `lockstep stop latest`.
 
-    Raises ConfigError, a ValueError, with all errors before anything starts, and TrainingFailed with the reason if the
-    training fails. Use `python train.py` for sweeps and cluster jobs.
+    Raises ConfigError, a ValueError, with all errors before anything starts, and TrainingFailed
+    with the reason if the training fails. Use `python train.py` for sweeps and cluster jobs.
     """
     stop_signals = SignalList()
     overrides = configuration.readable(overrides)

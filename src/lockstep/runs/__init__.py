@@ -1,6 +1,7 @@
 """The run folder: the interface between all processes of Lockstep.
 
-The package can be called as the public function `lockstep.runs`, whose name it takes once it is imported.
+The package can be called as the public function `lockstep.runs`, whose name it takes once it is
+imported.
 """
 
 import sys

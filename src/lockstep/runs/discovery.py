@@ -25,7 +25,18 @@ NUMBERS = (
 # columns of metrics.csv that are not metrics
 PROGRESS = ("epoch", "step", "seconds", "images_per_s", "learning_rate", "skipped_steps")
 MAX_NOTES_BYTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
-TEXTS = ("state", "reason", "name", "loads", "device", "precision", "host", "monitor", "mode", "weights_sha256")
+TEXTS = (
+    "state",
+    "reason",
+    "name",
+    "loads",
+    "device",
+    "precision",
+    "host",
+    "monitor",
+    "mode",
+    "weights_sha256",
+)
 T = TypeVar("T")
 
 
@@ -59,7 +70,11 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
             runs[run.id] = run
             skipped.add(WANDB)  # contains config.yaml files of its own
         if depth < DEPTH:
-            kept = (e for e in listed if e.is_dir(follow_symlinks=False) and e.name[0] != "." and e.name not in skipped)
+            kept = (
+                e
+                for e in listed
+                if e.is_dir(follow_symlinks=False) and e.name[0] != "." and e.name not in skipped
+            )
             pending += [(Path(entry.path), depth + 1, sweep) for entry in kept]
     return runs
 
@@ -76,8 +91,8 @@ def look_at(folder: RunFolder) -> dict[str, Any]:
 def look(run: DiscoveredRun) -> dict[str, Any]:
     """Read a run: the known fields of its status that have the right type, since anybody may have written the file.
 
-    `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command line. `note`
-    and `tags` are there if somebody wrote them, and `noted` is when.
+    `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command
+    line. `note` and `tags` are there if somebody wrote them, and `noted` is when.
     """
     folder = run.folder
     overrides = _or_empty(lambda: [str(override) for override in folder.read_overrides()], [])
@@ -87,7 +102,10 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     try:
         status = folder.read_status()
     except (OSError, ValueError) as error:
-        return facts | {"state": "broken", "reason": f"status.json cannot be read: {type(error).__name__}"}
+        return facts | {
+            "state": "broken",
+            "reason": f"status.json cannot be read: {type(error).__name__}",
+        }
     if not status:
         return facts | {"state": _state_before_status(folder)}
     if status.get("state") not in STATES:
@@ -95,7 +113,9 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     facts |= {name: status[name] for name in NUMBERS if is_number(status.get(name))}
     facts |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
     if isinstance(status.get("metrics"), dict):
-        facts["metrics"] = {name: value for name, value in status["metrics"].items() if is_number(value)}
+        facts["metrics"] = {
+            name: value for name, value in status["metrics"].items() if is_number(value)
+        }
     return facts
 
 
@@ -115,7 +135,8 @@ class Watched:
         if is_fresh or started >= self._next_scan:
             self._runs = scan(self.root)
             ended = time.monotonic()
-            self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))  # 2 % of the time at most
+            # 2 % of the time at most
+            self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))
         return self._runs
 
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
@@ -147,7 +168,11 @@ def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
     everywhere = len(listed) if len(listed) > 1 else 2
 
     def differing_text(overrides: list[str]) -> str:
-        return " ".join(sorted((t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]))
+        return " ".join(
+            sorted(
+                (t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]
+            )
+        )
 
     return {facts["id"]: differing_text(facts["overrides"]) for facts in listed}
 
@@ -159,7 +184,10 @@ def _key(override: str) -> str:
 def resume_command(run: DiscoveredRun) -> str | None:
     """Return the command that resumes a run; None for a live or finished run, or without a checkpoint."""
     folder, facts = run.folder, look(run)
-    if facts["state"] not in ("stopped", "failed", "no signal") or not folder.last_checkpoint.is_file():
+    if (
+        facts["state"] not in ("stopped", "failed", "no signal")
+        or not folder.last_checkpoint.is_file()
+    ):
         return None
     if has_bad_loss(facts):
         return None
@@ -168,7 +196,9 @@ def resume_command(run: DiscoveredRun) -> str | None:
 
 def has_bad_loss(facts: dict[str, Any]) -> bool:
     """Return whether a run failed because its loss was NaN or infinite: resumed as it is, it fails again."""
-    return facts["state"] == "failed" and facts.get("reason", "").startswith("The loss is not finite")
+    return facts["state"] == "failed" and facts.get("reason", "").startswith(
+        "The loss is not finite"
+    )
 
 
 def _or_empty(read: Callable[[], T], empty: T) -> T:
@@ -182,7 +212,9 @@ def _or_empty(read: Callable[[], T], empty: T) -> T:
 def _notes(folder: RunFolder) -> dict[str, Any]:
     """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
     changed = modified_ns(folder.notes)
-    written = _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed else {}
+    written = (
+        _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed else {}
+    )
     note, tags = written.get("note"), written.get("tags")
     facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
     facts |= {"note": note} if note and isinstance(note, str) else {}
@@ -199,14 +231,19 @@ def _state_before_status(folder: RunFolder) -> str:
 def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     """Read the finite numbers of metrics.csv, a row per epoch; empty without a readable file."""
     cells = _or_empty(folder.read_metrics, [])
-    rows = [{name: value for name, text in row.items() if (value := _number(text)) is not None} for row in cells]
+    rows = [
+        {name: value for name, text in row.items() if (value := _number(text)) is not None}
+        for row in cells
+    ]
     return [row for row in rows if "epoch" in row]
 
 
 def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dict[str, float]:
     """Return the row of the epoch of best.ckpt, of equal ones the last; empty if none has the metric."""
     monitored = [row for row in reversed(rows) if monitor in row]
-    return min(monitored, key=lambda row: rank(row[monitor], row.get(LOSS), is_max=is_max), default={})
+    return min(
+        monitored, key=lambda row: rank(row[monitor], row.get(LOSS), is_max=is_max), default={}
+    )
 
 
 def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
@@ -241,14 +278,17 @@ def read_summary(folder: RunFolder) -> dict[str, Any]:
 def read_tests(folder: RunFolder) -> dict[str, float]:
     """Read the test results of a finished run by metric, such as test/accuracy; empty for others."""
     results = read_summary(folder).items()
-    tests = {name: value for name, value in results if name.startswith("test_") and name != "test_images"}
+    tests = {
+        name: value for name, value in results if name.startswith("test_") and name != "test_images"
+    }
     return {naming.metric_name(name): value for name, value in tests.items() if is_number(value)}
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
     """Read the newest confusion matrix of a run, of the test before the validation; None if there is none.
 
-    `split`, `step`, `classes` (C names out of `num_classes`) and `counts` (C, C), true classes down.
+    `split`, `step`, `classes` (C names out of `num_classes`) and `counts` (C, C), true classes
+    down.
     """
     for split in ("test", "val"):
         if confusion := _or_empty(partial(read_json, folder.confusion(split)), {}):

@@ -21,16 +21,19 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
-# in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or not, also if it takes ;
-# or a tab for the separator; no number matches
+# in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or
+# not, also if it takes ; or a tab for the separator; no number matches
 FORMULA = re.compile(
-    r"(?:^|(?<=[;\t\r\n]))(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['\"]*[=+\-@])", re.IGNORECASE
+    r"(?:^|(?<=[;\t\r\n]))(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['\"]*[=+\-@])",
+    re.IGNORECASE,
 )
 MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
 MAX_TEXT_BYTES = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
-MAX_UNPACKED_BYTES = 2**30  # bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
+# bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
+MAX_UNPACKED_BYTES = 2**30
 DEEPEST = 100  # levels of JSON
-PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")  # may contain secrets, which a resume needs
+# may contain secrets, which a resume needs
+PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")
 
 
 @contextlib.contextmanager
@@ -47,14 +50,20 @@ def parent_of(path: Path) -> Iterator[int]:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` in one step when the block succeeds, and is removed when it fails.
 
-    A reader gets the old content or the new one, also after a power cut. The folder of `path` must be no link.
+    A reader gets the old content or the new one, also after a power cut. The folder of `path` must
+    be no link.
     """
     temporary = temporary_name(path)
     mode = 0o600 if path.name in PRIVATE else 0o644
     try:
         with parent_of(path) as folder:
             try:
-                number = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+                number = os.open(
+                    temporary,
+                    os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                    mode,
+                    dir_fd=folder,
+                )
                 with open(number, "wb") as file:
                     yield file
                     file.flush()
@@ -63,7 +72,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)
-            with contextlib.suppress(OSError):  # makes the rename durable, on file systems that support it
+            # makes the rename durable, on file systems that support it
+            with contextlib.suppress(OSError):
                 os.fsync(folder)
     except OSError as error:
         if error.filename in (None, temporary):  # a full disk does not name the file
@@ -202,7 +212,8 @@ def read_text(path: Path) -> str:
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Read the rows of a CSV file by column, one a line; none if there is no file. Raises what `read_bytes` raises.
 
-    A spreadsheet may have saved it. Lines of another number of cells are left out, such as an incomplete last one.
+    A spreadsheet may have saved it. Lines of another number of cells are left out, such as an
+    incomplete last one.
     """
     try:
         return _parse_rows(read_bytes(path))
@@ -221,13 +232,16 @@ def _parse_rows(content: bytes) -> list[dict[str, str]]:
 def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], bool]) -> str:
     """Rewrite a CSV file of `append_rows`, if it exists, with the rows that `is_kept` selects.
 
-    `is_kept` receives the whole number in `column`, and the row. A file that another program wrote or damaged is
-    renamed first. Returns a line to print on that, else an empty one.
+    `is_kept` receives the whole number in `column`, and the row. A file that another program wrote
+    or damaged is renamed first. Returns a line to print on that, else an empty one.
     """
     try:
         content = read_bytes(path)
         rows = _parse_rows(content)
-        is_whole = _format_rows(rows).encode() == content[: content.rfind(b"\n") + 1] or content.count(b"\n") < 2
+        is_whole = (
+            _format_rows(rows).encode() == content[: content.rfind(b"\n") + 1]
+            or content.count(b"\n") < 2
+        )
     except FileNotFoundError:
         return ""
     except ValueError:  # too large
@@ -246,7 +260,9 @@ def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Format rows as CSV; text that a spreadsheet would run as a formula gets a `'` in front."""
-    safe = ([FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    safe = (
+        [FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(safe)
     return text.getvalue()
@@ -309,10 +325,13 @@ def owner(path: Path) -> str:
 def no_link(path: str, flags: int, folder: int | None = None) -> int:
     """Open a regular file, as an opener for `open`. Raises OSError for a link, a pipe, a device and the like.
 
-    A relative path begins in the descriptor `folder`, if given. Only this user may write a new file.
+    A relative path begins in the descriptor `folder`, if given. Only this user may write a new
+    file.
     """
     try:
-        number = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        number = os.open(
+            path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder
+        )
         if stat.S_ISREG(os.fstat(number).st_mode):
             return number
         os.close(number)

@@ -1,6 +1,7 @@
 """The run folder: the only interface between a training process and tools that watch, stop or read a run.
 
-Owns the names and formats of all files in it. Standard library only, so that tools start immediately.
+Owns the names and formats of all files in it. Standard library only, so that tools start
+immediately.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ EXIT_INTERRUPTED = 130  # by a second Ctrl-C
 GRACE_S = 5.0  # time for the other ranks to notice a failed one
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "pruned", "finished", "failed")
-PRUNED = "other trials were better at this point"  # the reason in STOP by which a search prunes a run
+# the reason in STOP by which a search prunes a run
+PRUNED = "other trials were better at this point"
 SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
 BENCHMARK = "results.json"  # next to the run folders of a benchmark
 # folders of TensorBoard's event files by split: it shows each folder with such files as a run
@@ -53,27 +55,33 @@ class RunFolder:
     path: Path
 
     config = _File("config.yaml")  # resolved: ranks, trials, tasks and resumes start from it
-    facts_file = _File("run.json")  # facts of the start: overrides, folders of modules, environment, id at W&B
+    # facts of the start: overrides, folders of modules, environment, id at W&B
+    facts_file = _File("run.json")
     status_file = _File("status.json")  # state and progress, from the preparation on
     summary = _File("summary.json")  # the result of a finished run
     metrics = _File("metrics.csv")  # a row per epoch
     notes = _File("notes.json")  # a text and tags that a person wrote about the run
     checkpoints = _File("checkpoints")
-    last_checkpoint = _File("checkpoints/last.ckpt")  # the newest state, from which a resume continues
+    # the newest state, from which a resume continues
+    last_checkpoint = _File("checkpoints/last.ckpt")
     best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value
-    initial_weights = _File("initial.ckpt")  # a copy of the checkpoint in `init_from`, for a start from scratch
-    images = _File("images.json.gz")  # name, target and split of every image of the training, and its classes
+    # a copy of the checkpoint in `init_from`, for a start from scratch
+    initial_weights = _File("initial.ckpt")
+    # name, target and split of every image of the training, and its classes
+    images = _File("images.json.gz")
     fold_rows = _File("fold_predictions.csv")  # truth and prediction of every test image of a fold
     pictures = _File("pictures")  # PNG files of right and wrong predictions, and confusion matrices
     network = _File("network.onnx")  # the exported network, or network.pt2
     failure = _File("failure.txt")  # the traceback of the first rank that failed
     scores = _File("scores.json")  # the result of an evaluation or a prediction
     stop_flag = _File("STOP")  # a request to stop; contains the reason
-    lock_file = _File(".lock")  # locked by the process that trains the run; created by the first training
+    # locked by the process that trains the run; created by the first training
+    lock_file = _File(".lock")
     job_file = _File(JOB)  # the record of the last job, and the only one
     job_files = _File(JOB_FILES)
     job_config = _File("job/settings.yaml")  # settings and resources of the job of a command
-    job_lock = _File(".job")  # locked by a background job on this machine, from its start to its end
+    # locked by a background job on this machine, from its start to its end
+    job_lock = _File(".job")
     code = _File(CODE)  # the source of the project when a job was submitted
 
     def curves(self, split: str) -> Path:
@@ -100,7 +108,7 @@ class RunFolder:
         """Address of rank 0 in one start of a job; removed when all ranks have connected."""
         return self.path / f"rendezvous-{step}"
 
-    # -- facts of the start --------------------------------------------------------------------------------------------
+    # -- facts of the start ------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
         """Add or replace facts in run.json. One process at a time: before a training the parent, then rank 0."""
@@ -126,7 +134,7 @@ class RunFolder:
         """Read the overrides of the command line, without secrets."""
         return self.fact("overrides") or []
 
-    # -- status, summary, metrics and job ----------------------------------------------------------------------------
+    # -- status, summary, metrics and job ----------------------------------------------------------
 
     def write_status(self, **fields: Any) -> None:
         """Replace status.json. Rank 0 or the parent only."""
@@ -143,9 +151,10 @@ class RunFolder:
     def read_status(self) -> dict[str, Any]:
         """Read the fields of status.json; empty before the first status.
 
-        A run with a summary is finished, even if it was killed before its last status. A live run with a request to
-        stop has the state "stopping", and "no signal" if its process is gone. For a process of another machine or user
-        that is a status older than `SILENT_S` by the clock of the file system.
+        A run with a summary is finished, even if it was killed before its last status. A live run
+        with a request to stop has the state "stopping", and "no signal" if its process is gone. For
+        a process of another machine or user that is a status older than `SILENT_S` by the clock of
+        the file system.
         """
         status = read_json(self.status_file)
         if self._is_gone(status):
@@ -189,7 +198,7 @@ class RunFolder:
     def append_metrics(self, row: dict[str, Any]) -> None:
         files.append_rows(self.metrics, [row])
 
-    # -- the request to stop -----------------------------------------------------------------------------------------
+    # -- the request to stop -----------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
         """Request that all ranks stop together. An earlier request keeps its reason."""
@@ -212,12 +221,16 @@ class RunFolder:
 
     def stop_request(self) -> str:
         """Return the request to stop and its reason, as text; empty without one."""
-        return f"stop flag: {self.stop_reason() or 'no reason given'}" if self.stop_flag.exists() else ""
+        return (
+            f"stop flag: {self.stop_reason() or 'no reason given'}"
+            if self.stop_flag.exists()
+            else ""
+        )
 
     def clear_stop(self) -> None:
         files.remove(self.stop_flag)
 
-    # -- failures ----------------------------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------
 
     def record_failure(self, text: str) -> None:
         """Keep the first failure; later ones are mostly its consequences."""
@@ -249,8 +262,12 @@ class RunFolder:
         Needs no space on a full disk. A `rejection` restores the configuration and the status, too.
         """
         before = self._checkpoint_times()
-        contents = {path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()}
-        kept = {path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()}
+        contents = {
+            path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()
+        }
+        kept = {
+            path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()
+        }
         try:
             for path, temporary in kept.items():
                 path.rename(temporary)
@@ -259,7 +276,8 @@ class RunFolder:
             files.remove(self.failure)
             for path, content in contents.items():
                 if path.read_bytes() != content:
-                    with contextlib.suppress(OSError), files.atomic_file(path) as file:  # the disk may have become full
+                    # the disk may have become full
+                    with contextlib.suppress(OSError), files.atomic_file(path) as file:
                         file.write(content)
             raise
         finally:
@@ -279,7 +297,7 @@ class RunFolder:
         for path in (self.stop_flag, *self.ended, *self.heartbeats().values()):
             files.remove(path)
 
-    # -- one trainer at a time ---------------------------------------------------------------------------------------
+    # -- one trainer at a time ---------------------------------------------------------------------
 
     def lock(self, *, is_patient: bool = False) -> contextlib.AbstractContextManager[None]:
         """Lock the run for this process; the kernel releases the lock when the process ends, for any reason.
@@ -311,7 +329,8 @@ class RunFolder:
     def remove(self, *, kept: Collection[str] = ()) -> None:
         """Remove all files of the run except those in `kept`. Links are not followed. Hold the lock.
 
-        Configuration, facts and lock are removed last, so that an interrupted removal leaves a run that was made here.
+        Configuration, facts and lock are removed last, so that an interrupted removal leaves a run
+        that was made here.
         """
         last = (self.config, self.facts_file, self.lock_file)
         for entry in list(os.scandir(self.path)):

@@ -1,7 +1,8 @@
 """The gate to a folder of a run, a sweep or a job: who made it, and whether all in it is what it seems.
 
-A folder that this user did not make here is data: its files are read; nothing in it is executed, expanded, followed,
-written or removed. Refusals are PermissionErrors, with the entry as the file name.
+A folder that this user did not make here is data: its files are read; nothing in it is executed,
+expanded, followed, written or removed. Refusals are PermissionErrors, with the entry as the file
+name.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ from lockstep.runs.folder import JOB_FILES, WANDB, RunFolder
 def open_new(path: Path) -> RunFolder:
     """Create the folder of a new run, sweep, job or benchmark, or use one that is there.
 
-    Refuses one in which, or in whose parent, another user can write, and one that contains more than files and folders.
+    Refuses one in which, or in whose parent, another user can write, and one that contains more
+    than files and folders.
     """
     path = path.resolve()
     need_private(path)
@@ -58,10 +60,13 @@ def need_readable(folder: RunFolder) -> None:
 def need_plain(path: Path) -> None:
     """Refuse links, hard links, pipes and devices below a folder, and what another user than its owner put there.
 
-    Weights & Biases and submitit make links, the former to its logs in the home folder, too: they are accepted below
-    the folders of these two.
+    Weights & Biases and submitit make links, the former to its logs in the home folder, too: they
+    are accepted below the folders of these two.
     """
-    user, linked = path.stat().st_uid, tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES))
+    user, linked = (
+        path.stat().st_uid,
+        tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES)),
+    )
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
@@ -77,7 +82,9 @@ def need_plain(path: Path) -> None:
             what = "belongs to another user than the folder"
         else:
             continue
-        raise _refusal(entry.path, f"{what}, which no run contains: replace it by a copy, or remove it")
+        raise _refusal(
+            entry.path, f"{what}, which no run contains: replace it by a copy, or remove it"
+        )
 
 
 def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
@@ -105,7 +112,8 @@ def need_private(path: Path) -> None:
 def exposure(path: Path) -> str:
     """Return why another user can replace what is in a folder; empty if none can.
 
-    Empty also where others can replace what is in the current folder: the code that runs is theirs already.
+    Empty also where others can replace what is in the current folder: the code that runs is theirs
+    already.
     """
     reason = _exposure(path)
     return "" if reason and _exposure(Path.cwd()) else reason

@@ -83,11 +83,15 @@ def find(name: str) -> RunFolder:
         is_sweep = (path / SWEEP).is_file()
         if is_sweep or any(path.glob("*/config.yaml")) or any(path.glob("*/*/config.yaml")):
             what = "a sweep" if is_sweep else "a folder of runs"
-            raise FileNotFoundError(f"{name} is {what}, not a run: lockstep runs {quote_path(path)} lists its runs.")
+            raise FileNotFoundError(
+                f"{name} is {what}, not a run: lockstep runs {quote_path(path)} lists its runs."
+            )
     configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
     newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
     known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
-    raise FileNotFoundError(f"{name} is not a run folder: it has no config.yaml. Newest runs: {known}.")
+    raise FileNotFoundError(
+        f"{name} is not a run folder: it has no config.yaml. Newest runs: {known}."
+    )
 
 
 def display_path(path: Path) -> str:
@@ -120,7 +124,13 @@ def hydra_text(text: str) -> str:
     if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
         return text
     # Hydra unescapes a backslash only in front of a quote
-    return '"' + re.sub(r'(?<!\\)(\\*+)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text) + '"'
+    return (
+        '"'
+        + re.sub(
+            r'(?<!\\)(\\*+)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text
+        )
+        + '"'
+    )
 
 
 def resume_override(path: Path) -> str:

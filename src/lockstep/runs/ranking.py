@@ -12,4 +12,8 @@ def rank(value: float | None, loss: float | None, *, is_max: bool) -> tuple[bool
     """
     if value is None or not math.isfinite(value):
         return True, 0.0, 0.0
-    return False, -value if is_max else value, math.inf if loss is None or math.isnan(loss) else loss
+    return (
+        False,
+        -value if is_max else value,
+        math.inf if loss is None or math.isnan(loss) else loss,
+    )

@@ -1,8 +1,9 @@
 """Heartbeats of ranks, and reports of how a process died.
 
-A rank that is killed, frozen or cut off cannot report it; other ranks only notice a broken connection or a timeout. So
-each rank touches a file every second, and `faulthandler` writes the stack of a fatal signal such as SIGSEGV to the log
-of the rank. Other ranks and the parent read both.
+A rank that is killed, frozen or cut off cannot report it; other ranks only notice a broken
+connection or a timeout. So each rank touches a file every second, and `faulthandler` writes the
+stack of a fatal signal such as SIGSEGV to the log of the rank. Other ranks and the parent read
+both.
 """
 
 import contextlib
@@ -67,7 +68,8 @@ class Heartbeat(NamedTuple):
 def silent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report each rank without a heartbeat for `SILENCE_S`, a line each: where, since when, why; "" for none.
 
-    Returns "" immediately when a failure is recorded, which is more precise. Ranks that have ended have no file.
+    Returns "" immediately when a failure is recorded, which is more precise. Ranks that have ended
+    have no file.
     """
     before = _heartbeats(folder)
     deadline = time.monotonic() + SILENCE_S
@@ -107,7 +109,8 @@ def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
 def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     """Report how a process of this machine was ended by a signal: a line, then its stack if Python could write it.
 
-    `code` is the negative number of the signal. The line names the innermost source line outside installed packages.
+    `code` is the negative number of the signal. The line names the innermost source line outside
+    installed packages.
     """
     from lockstep.system import tracebacks
 
@@ -118,7 +121,11 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     try:
         with open(folder.rank_log(rank), "rb", opener=no_link) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_STACK_BYTES))
-            stack = log.read(MAX_STACK_BYTES).decode(errors="replace").rpartition("Fatal Python error")[2]
+            stack = (
+                log.read(MAX_STACK_BYTES)
+                .decode(errors="replace")
+                .rpartition("Fatal Python error")[2]
+            )
     except OSError:
         stack = ""
     # of the thread that received the signal; else of the main thread, which comes last

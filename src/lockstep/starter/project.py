@@ -24,9 +24,13 @@ def create(path: Path) -> str:
     name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
-        raise ValueError(f"{name!r} is not a valid package name: use lower-case letters, digits and _, as in flowers.")
+        raise ValueError(
+            f"{name!r} is not a valid package name: use lower-case letters, digits and _, as in flowers."
+        )
     if importlib.util.find_spec(package) is not None:
-        raise ValueError(f"a module {package} exists already, and the project would shadow it: use another name.")
+        raise ValueError(
+            f"a module {package} exists already, and the project would shadow it: use another name."
+        )
     if path.exists():
         raise ValueError(f"{display_path(path)} exists: use another name, or another folder.")
     requirement = _requirement()
@@ -41,7 +45,9 @@ def create(path: Path) -> str:
         shutil.copyfile(SCHEMA, new / "conf" / SCHEMA.name)
         os.rename(new, path)
     except OSError as error:
-        raise ValueError(f"{display_path(path)} cannot be created: {error.strerror or error}.") from error
+        raise ValueError(
+            f"{display_path(path)} cannot be created: {error.strerror or error}."
+        ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
     return requirement

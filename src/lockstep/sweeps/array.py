@@ -20,24 +20,37 @@ TEST_LATER = "Test the best setting by the same command without cluster=..."
 
 def script(path: Path, config: Config, num_trials: int) -> str:
     """Return the script that would be submitted for the trials of a sweep in `path`. Nothing is written."""
-    return submission.script(RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials)
+    return submission.script(
+        RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials
+    )
 
 
 def start_background(path: Path, config: Config, arguments: Sequence[str]) -> None:
     """Start a command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
     folder = RunFolder(path.resolve())
     submission.refuse_live(folder)
-    kept = [text for text in arguments if group_of(text) != "cluster" and text not in ("--json", "--trust")]
+    kept = [
+        text
+        for text in arguments
+        if group_of(text) != "cluster" and text not in ("--json", "--trust")
+    ]
     words = ["train", *kept, "cluster=none", f"hydra.sweep.dir={hydra_text(str(folder.path))}"]
-    submission.submit_command(folder, submission.add_ignored_conf(words), config, name=_name(config), is_head=True)
+    submission.submit_command(
+        folder, submission.add_ignored_conf(words), config, name=_name(config), is_head=True
+    )
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
     """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
     config = made[0][1]
-    live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}  # with or without a job
+    # with or without a job
+    live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}
     live |= {number: job.state for number, job in live_jobs(ledger).items()}
-    left = [(trial, each) for trial, each in made if trial.state not in DONE and trial.number not in live]
+    left = [
+        (trial, each)
+        for trial, each in made
+        if trial.state not in DONE and trial.number not in live
+    ]
     array = ""
     ledger.write()  # even if nothing is submitted, so that the same command resumes these trials
     if left:

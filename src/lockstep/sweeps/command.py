@@ -36,7 +36,8 @@ from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.trials.results import monitored_objective
 from lockstep.trials.table import Table, table, table_facts, write
 
-Compose = Callable[[Sequence[str], int], tuple[Config, str]]  # of a trial: (overrides, number) -> (config, subfolder)
+# of a trial: (overrides, number) -> (config, subfolder)
+Compose = Callable[[Sequence[str], int], tuple[Config, str]]
 
 
 class Sweep(NamedTuple):
@@ -61,10 +62,16 @@ def prepare_trial(
     config, subdir = compose(overrides, ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise ConfigError(
-            Error("missing", "scale_with_workers=true", "needs a number of workers", "set trainer.devices=...")
+            Error(
+                "missing",
+                "scale_with_workers=true",
+                "needs a number of workers",
+                "set trainer.devices=...",
+            )
         )
     config = build.settle_config(config)
-    is_new = trial is None or not trial.folder.config.exists()  # a killed command may have left another one's files
+    # a killed command may have left another one's files
+    is_new = trial is None or not trial.folder.config.exists()
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
@@ -87,12 +94,19 @@ def prepare_trial(
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
     """Raise ConfigError if a trial would compute something different than before; the number of workers may change."""
     tree = keep_settled(config_file.to_tree(config), saved)
-    before, after = (dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree))
+    before, after = (
+        dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree)
+    )
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
             what = f"trial {trial.number} of {display_path(ledger.path)}"
             raise ConfigError(
-                Error("changed", what, f"was made with another {key}", "sweep.name=... starts another sweep")
+                Error(
+                    "changed",
+                    what,
+                    f"was made with another {key}",
+                    "sweep.name=... starts another sweep",
+                )
             )
 
 
@@ -106,17 +120,24 @@ def check_study(
         return
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
         problem = f"was started with other settings, see {min(changed)}"
-        raise ConfigError(Error("changed", display_path(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(
+            Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
+        )
     first = ledger.trials[0]
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
-        _check_same(ledger, first, config_file.load(first.folder.config), build.settle_config(config))
+        _check_same(
+            ledger, first, config_file.load(first.folder.config), build.settle_config(config)
+        )
 
 
-def run_sweep(sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: int, num_done: int) -> int:
+def run_sweep(
+    sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: int, num_done: int
+) -> int:
     """Run the trials of a source, test the best ones, write and show the table. Returns the exit code.
 
-    `configs` maps trial numbers to configurations, and may grow. Of `total` trials `num_done` are done.
+    `configs` maps trial numbers to configurations, and may grow. Of `total` trials `num_done` are
+    done.
     """
     ledger, config, arguments = sweep
     is_submitted = config.cluster.name != "none"
@@ -125,7 +146,9 @@ def run_sweep(sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: 
         pool, num_parallel = job_pool.JobPool(ledger, configs, live), int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
-    table_of = partial(table, ledger, monitored_objective(config), is_search=config.search is not None)
+    table_of = partial(
+        table, ledger, monitored_objective(config), is_search=config.search is not None
+    )
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
@@ -149,7 +172,9 @@ def run_sweep(sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: 
         what, best = plural(len(chosen), "trial"), table_of({}).best
         if config.sweep.test == "best" and best is not None:
             is_alone = len(best.trials) == 1
-            what = f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
+            what = (
+                f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
+            )
         tell(f"Testing {what} ...")
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, task="test").run() or code
@@ -174,12 +199,15 @@ def run_sweep(sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: 
 def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tuple[Pool, int]:
     """Return the pool of this machine, and the number of trials that run in parallel. Raises ConfigError."""
     machine = machine_here()
-    num_parallel = devices.num_parallel(config.launcher, machine, total, list(configs.values()) or [config])
+    num_parallel = devices.num_parallel(
+        config.launcher, machine, total, list(configs.values()) or [config]
+    )
     for trial_config in configs.values():
         devices.need(trial_config, machine, num_parallel)
 
     def need_of(trial: Trial) -> devices.Need:
-        trial_config = configs.get(trial.number) or config_file.load(trial.folder.config)  # of an earlier command
+        # of an earlier command
+        trial_config = configs.get(trial.number) or config_file.load(trial.folder.config)
         return devices.need(trial_config, machine, num_parallel)
 
     return Pool(Devices(machine, num_parallel), need_of), num_parallel
@@ -210,7 +238,10 @@ def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], st
         best = sweep_table.best
         if best is None:
             name, hint = sweep_table.objective.name, "lockstep eval FOLDER/TRIAL tests one trial."
-            return [], f"No test at the end: no setting has a value of {name} in all of its trials. {hint}"
+            return (
+                [],
+                f"No test at the end: no setting has a value of {name} in all of its trials. {hint}",
+            )
         rows = [row for row in rows if row.trial.number in best.trials]
     return [row.trial for row in rows if not row.tests], ""
 
@@ -226,14 +257,25 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:
             problem = "is being trained by another process"
-            raise ConfigError(Error("busy", display_path(trial.folder.path), problem, "stop it, or wait for it to end"))
+            raise ConfigError(
+                Error(
+                    "busy",
+                    display_path(trial.folder.path),
+                    problem,
+                    "stop it, or wait for it to end",
+                )
+            )
     return live
 
 
 def machine_here() -> Machine:
     num_gpus = hardware.num_visible_gpus()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name.strip() for name in visible.split(",")] if visible else [str(number) for number in range(num_gpus)]
+    names = (
+        [name.strip() for name in visible.split(",")]
+        if visible
+        else [str(number) for number in range(num_gpus)]
+    )
     # a quota names no cores: random ones, or all containers of a machine would take the first ones
     cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
     return Machine(tuple(names[:num_gpus]), tuple(cores))
@@ -255,6 +297,9 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
             ledger = Ledger.open(folder.path, name, redact(command))
         except BlockingIOError as error:
             problem = "is being run by another process"
-            raise ConfigError(Error("busy", display_path(path), problem, "stop it, or wait for it to end")) from error
-        ledger.stop_flag.remove_leftovers(is_deep=False)  # not those of trials, which other processes may train
+            raise ConfigError(
+                Error("busy", display_path(path), problem, "stop it, or wait for it to end")
+            ) from error
+        # not those of trials, which other processes may train
+        ledger.stop_flag.remove_leftovers(is_deep=False)
         yield ledger

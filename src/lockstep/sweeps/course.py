@@ -71,7 +71,9 @@ class Course:
                     self.pool.stop()
                     self.view.report_stop(stopped)
                 else:
-                    queue += self.source.propose(self.num_parallel - len(self.pool.trials) - len(queue))
+                    queue += self.source.propose(
+                        self.num_parallel - len(self.pool.trials) - len(queue)
+                    )
                     self._start(queue)
             running = self.pool.trials
             if not running and (stopped or not queue):
@@ -97,7 +99,9 @@ class Course:
 
     def _end(self, trial: Trial, code: int) -> str:
         recorded = trial.state
-        state = {0: "finished", EXIT_STOPPED: "pruned" if recorded == "pruned" else "stopped"}.get(code, "failed")
+        state = {0: "finished", EXIT_STOPPED: "pruned" if recorded == "pruned" else "stopped"}.get(
+            code, "failed"
+        )
         if self.task != "test" and recorded == "finished":  # killed after its summary
             state = recorded
         trial.folder.clear_stop()  # the trial may have finished before it read the request

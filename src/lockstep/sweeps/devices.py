@@ -38,7 +38,9 @@ class Shard(NamedTuple):
         return f"GPU {','.join(self.gpus)}" if self.gpus else plural(len(self.cores), "core")
 
 
-def num_parallel(launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]) -> int:
+def num_parallel(
+    launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]
+) -> int:
     """Count the trials that may run in parallel: as many as there are GPUs, or cores for their workers."""
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
@@ -97,7 +99,11 @@ class Devices:
         return shard
 
     def _cores(self, need: Need) -> Shard | None:
-        free = [core for core in self.machine.cores if all(core not in shard.cores for shard in self.held)]
+        free = [
+            core
+            for core in self.machine.cores
+            if all(core not in shard.cores for shard in self.held)
+        ]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(need.num_workers, num_cores // self.num_parallel))
         shard = Shard((), tuple(free[:count]), max(1, count // need.num_workers), False)
@@ -110,7 +116,11 @@ class Devices:
             named = tuple(self.machine.gpus[position] for position in need.gpus)
             return None if held & set(named) else Shard(named, (), num_threads, True)
         free = [gpu for gpu in self.machine.gpus if gpu not in held]
-        return Shard(tuple(free[: need.gpus]), (), num_threads, False) if len(free) >= need.gpus else None
+        return (
+            Shard(tuple(free[: need.gpus]), (), num_threads, False)
+            if len(free) >= need.gpus
+            else None
+        )
 
     def give_back(self, shard: Shard) -> None:
         self.held.remove(shard)

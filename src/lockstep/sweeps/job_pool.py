@@ -23,7 +23,9 @@ class JobPool:
 
     outlives_command = True
 
-    def __init__(self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, jobs.Job]) -> None:
+    def __init__(
+        self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, jobs.Job]
+    ) -> None:
         self._ledger = ledger
         self._configs = configs
         self._live = live
@@ -59,7 +61,11 @@ class JobPool:
             self._is_stopping = False
         except ValueError as error:
             if str(error) != self._last_error:  # once in a row
-                print(f"{error} The search waits for an answer; its jobs continue.", file=sys.stderr, flush=True)
+                print(
+                    f"{error} The search waits for an answer; its jobs continue.",
+                    file=sys.stderr,
+                    flush=True,
+                )
             self._last_error = str(error)
             return []
         finally:
@@ -85,7 +91,9 @@ class JobPool:
 def remaining_text(ledger: Ledger, num_live: int, arguments: Sequence[str]) -> str:
     """Describe the jobs that continue without the command, with the commands for them."""
     command = f"{training_command()} {shlex.join(redact(arguments))}"
-    text = f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
+    text = (
+        f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
+    )
     return "\n  ".join([text, command, f"lockstep stop {quote_path(ledger.path)}"])
 
 

@@ -55,11 +55,16 @@ class Pool:
 
     def collect_ended(self) -> list[tuple[Trial, int]]:
         """Free the devices of the trials that have ended since the last call. Returns these with their exit codes."""
-        ended = [(active, code) for active in self.running if (code := active.process.exitcode) is not None]
+        ended = [
+            (active, code)
+            for active in self.running
+            if (code := active.process.exitcode) is not None
+        ]
         for active, code in ended:
             self.running.remove(active)
             self._devices.give_back(active.shard)
-            with contextlib.suppress(OSError, ValueError):  # the folder of the trial is gone or read-only
+            # the folder of the trial is gone or read-only
+            with contextlib.suppress(OSError, ValueError):
                 _record_end(active.trial.folder, code)
         return [(active.trial, code) for active, code in ended]
 

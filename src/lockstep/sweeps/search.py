@@ -1,6 +1,7 @@
 """A search: Optuna proposes points, receives their results, and prunes poor ones. A point is a trial.
 
-hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and cannot prune.
+hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and
+cannot prune.
 """
 
 import warnings
@@ -9,7 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import StudyDirection
@@ -42,7 +48,9 @@ def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
     if not isinstance(drawn, Interval):
         return CategoricalDistribution(drawn)
     if all(isinstance(end, int) for end in (drawn.low, drawn.high, drawn.step or 1)):
-        return IntDistribution(int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1))
+        return IntDistribution(
+            int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1)
+        )
     return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
 
 
@@ -51,7 +59,8 @@ def study_in(
 ) -> optuna.Study:
     """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
-    Points of the ledger that a damaged or lost journal lacks are drawn first, and those that failed again.
+    Points of the ledger that a damaged or lost journal lacks are drawn first, and those that failed
+    again.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -64,30 +73,44 @@ def study_in(
             journal.truncate(journal.read().rfind(b"\n") + 1)
         # Optuna's own choice of a lock is a link, which no folder of a run contains
         storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
-        study = optuna.create_study(storage=storage, study_name="study", direction=direction, load_if_exists=True)
+        study = optuna.create_study(
+            storage=storage, study_name="study", direction=direction, load_if_exists=True
+        )
     except (KeyError, OSError, TypeError, ValueError) as error:
         fix = "remove it, and the same command adds the trials there are to a new one"
         raise ConfigError(Error("damaged", display_path(file), "cannot be read", fix)) from error
     if study.directions != [direction]:
         raise ConfigError(
-            Error("changed", display_path(ledger.path), "optimizes something else", "choose another sweep.name")
+            Error(
+                "changed",
+                display_path(ledger.path),
+                "optimizes something else",
+                "choose another sweep.name",
+            )
         )
     points = trials_by_point(ledger, space)
     if len(points) < len(ledger.trials):
         problem = "has several seeds of a point, of an earlier version"
-        raise ConfigError(Error("changed", display_path(ledger.path), problem, "choose another sweep.name"))
+        raise ConfigError(
+            Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
+        )
     last: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
         if trial.state == TrialState.RUNNING and (number is None or _point(trial) not in points):
-            study.tell(trial.number, state=TrialState.FAIL)  # killed before it had its values and trials
+            # killed before it had its values and trials
+            study.tell(trial.number, state=TrialState.FAIL)
         else:
             last[number] = trial.state
     for point, trial in points.items():
-        if trial.number not in last or (last[trial.number] == TrialState.FAIL and trial.state not in DONE):
+        if trial.number not in last or (
+            last[trial.number] == TrialState.FAIL and trial.state not in DONE
+        ):
             study.enqueue_trial(dict(point), user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))
-    study.pruner = build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
+    study.pruner = (
+        build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
+    )
     return study
 
 
@@ -104,7 +127,10 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
     trials: dict[Point, Trial] = {}
     for trial in ledger.trials:
         typed = ((key, drawn, trial.typed[key.lstrip("+")]) for key, drawn in space.items())
-        point = frozenset((key, drawn.to_external_repr(drawn.to_internal_repr(text))) for key, drawn, text in typed)
+        point = frozenset(
+            (key, drawn.to_external_repr(drawn.to_internal_repr(text)))
+            for key, drawn, text in typed
+        )
         trials[point] = trial
     return trials
 
@@ -114,7 +140,8 @@ class Drawn:
     """The trial of a point, and the draws that wait for its result: equal ones wait for that of the first."""
 
     trial: Trial
-    end: str  # the state in which it ended; empty before, and after a command that did not finish it
+    # the state in which it ended; empty before, and after a command that did not finish it
+    end: str
     waiting: list[optuna.Trial] = field(default_factory=list)
     is_poor: bool = False
 
@@ -165,7 +192,9 @@ class Draws(Grid):
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
-        num_done = sum(drawn.trial.state in DONE for drawn in self._taken.values() if drawn is not None)
+        num_done = sum(
+            drawn.trial.state in DONE for drawn in self._taken.values() if drawn is not None
+        )
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
         return f"{name} drew only known points {MAX_REPEATS} times in a row: {done}. {hint}"
@@ -173,7 +202,11 @@ class Draws(Grid):
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
         num_repeats = 0
-        while len(self._left) < num_free and len(self._taken) < self._num_trials and not self._is_stuck:
+        while (
+            len(self._left) < num_free
+            and len(self._taken) < self._num_trials
+            and not self._is_stuck
+        ):
             num_taken = len(self._taken)
             self._left += self._begin(self._study.ask(self._space))
             num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
@@ -190,7 +223,10 @@ class Draws(Grid):
                 trial = self._make([f"{key}={value}" for key, value in asked.params.items()])
                 self._taken[point] = Drawn.of(trial)
             except ConfigError as error:
-                print(f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}", flush=True)
+                print(
+                    f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}",
+                    flush=True,
+                )
                 self._taken[point] = None
         drawn = self._taken[point]
         if drawn is None:
@@ -207,7 +243,9 @@ class Draws(Grid):
         drawn = self._of[trial.number]
         name, first = self._objective.name, drawn.waiting[0]
         known = self._study.trials[first.number].intermediate_values
-        values = {int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row}
+        values = {
+            int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row
+        }
         new = [step for step in values if step not in known]
         for step in new:  # from 0
             first.report(values[step], step)

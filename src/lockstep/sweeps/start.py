@@ -26,10 +26,13 @@ from lockstep.system.redaction import redact
 from lockstep.trials.ledger import DONE, Trial, command_of, find, need_own
 
 
-def sweep(typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool) -> int:
+def sweep(
+    typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool
+) -> int:
     """Run or resume the sweep of these overrides, or submit it. Returns the exit code.
 
-    `arguments` are those of the command. Raises ConfigError, with all errors, before anything is written.
+    `arguments` are those of the command. Raises ConfigError, with all errors, before anything is
+    written.
     """
     try:
         start_once("train -m", os.environ)
@@ -65,7 +68,8 @@ def sweep(typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_
 def check_inputs(configs: Sequence[Config]) -> None:
     """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist.
 
-    The images of the first job are listed: what each job would refuse is refused before the first starts.
+    The images of the first job are listed: what each job would refuse is refused before the first
+    starts.
     """
     if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
         for index, config in enumerate(configs):
@@ -110,7 +114,10 @@ def _folder(job: Job, typed: Sequence[str], *, is_trusted: bool) -> tuple[Path, 
 
 
 def _compose_trial(
-    checked: dict[tuple[tuple[str, ...], int], Job], source: Source, texts: Sequence[str], number: int
+    checked: dict[tuple[tuple[str, ...], int], Job],
+    source: Source,
+    texts: Sequence[str],
+    number: int,
 ) -> tuple[Config, str]:
     """Return the checked configuration of a trial, and the name of its folder. Raises ConfigError."""
     job = checked.get((tuple(texts), number)) or overrides.compose_trial(texts, number, source)
@@ -127,7 +134,9 @@ def _run_grid(sweep: Sweep, jobs: Sequence[Job], compose_trial: Compose) -> int:
         return 0
     left = [trial for trial, _ in made.values() if trial.state not in DONE]
     configs = {number: config for number, (_, config) in made.items()}
-    return command.run_sweep(sweep, Grid(left), configs, total=len(made), num_done=len(made) - len(left))
+    return command.run_sweep(
+        sweep, Grid(left), configs, total=len(made), num_done=len(made) - len(left)
+    )
 
 
 def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Compose) -> int:
@@ -139,7 +148,9 @@ def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Co
     configs: dict[int, Config] = {}
 
     def make_trial(drawn: Sequence[str]) -> Trial:
-        trial, configs[trial.number] = command.prepare_trial(ledger, [*fixed, *drawn], compose_trial)
+        trial, configs[trial.number] = command.prepare_trial(
+            ledger, [*fixed, *drawn], compose_trial
+        )
         ledger.write()  # before it starts: a command that is killed finds its job again
         return trial
 
@@ -154,4 +165,6 @@ def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Co
         num_trials=config.search.num_trials,
     )
     num_done = sum(trial.state in DONE for trial in ledger.trials)
-    return command.run_sweep(sweep, draws, configs, total=config.search.num_trials, num_done=num_done)
+    return command.run_sweep(
+        sweep, draws, configs, total=config.search.num_trials, num_done=num_done
+    )

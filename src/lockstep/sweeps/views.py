@@ -35,7 +35,11 @@ class View:
 
     def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
-        which = f"{trial.number + 1} of {self._total}" if trial.number < self._total else str(trial.number)
+        which = (
+            f"{trial.number + 1} of {self._total}"
+            if trial.number < self._total
+            else str(trial.number)
+        )
         how = "is" if trial.device.startswith("job ") else "starts on"
         self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
 
@@ -44,7 +48,9 @@ class View:
             self._rows.pop(trial.number, None)
             sweep_table = self._table({}, known=self._rows)
             row = next(row for row in sweep_table.rows if row.trial is trial)
-            value = f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
+            value = (
+                f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
+            )
             used = duration(time.monotonic() - self._since[trial.number])
             line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
             self._say(line, cells.STYLES.get(state, "red"))
@@ -52,7 +58,11 @@ class View:
             out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
             known = log if log.exists() else Path(folder.read_job().get("log", log))
-            say(out, f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}", "red")
+            say(
+                out,
+                f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}",
+                "red",
+            )
             say(out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red")
 
     def report_stop(self, reason: str) -> None:
@@ -72,7 +82,9 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
     if settings := sweep_table.setting_texts:
         names = list(settings)
         rows = list(zip(*settings.values(), strict=True))
-        made = new_table(_heads(names, sweep_table), rows[:MAX_ROWS], out, right=names[names.index("n") + 1 :])
+        made = new_table(
+            _heads(names, sweep_table), rows[:MAX_ROWS], out, right=names[names.index("n") + 1 :]
+        )
         _print(made, len(rows), out)
         out.print()
     _print(_trials(sweep_table, sweep_table.rows[:MAX_ROWS], out), len(sweep_table.rows), out)

@@ -30,7 +30,9 @@ def num_visible_gpus() -> int:
         import torch
 
         return torch.cuda.device_count()
-    return len(list(itertools.takewhile(partial(_is_gpu, num_present=num_present), visible.split(","))))
+    return len(
+        list(itertools.takewhile(partial(_is_gpu, num_present=num_present), visible.split(",")))
+    )
 
 
 def _is_gpu(entry: str, num_present: int) -> bool:
@@ -39,14 +41,20 @@ def _is_gpu(entry: str, num_present: int) -> bool:
 
 
 def cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def num_cores() -> int:
     """Count the cores this process may use; the quota of a container is rounded up."""
     counts = [len(cores())]
     for group in _control_groups():
-        quota = _numbers(group / "cpu.max") or _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us")
+        quota = _numbers(group / "cpu.max") or _numbers(
+            group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"
+        )
         if len(quota) == 2 and quota[0] > 0:  # else there is no quota
             counts.append(-(-quota[0] // quota[1]))
     return min(counts)
@@ -61,11 +69,13 @@ def memory_bytes() -> int:
 def keep_freed_memory() -> None:
     """Let glibc keep blocks up to 32 MiB that this process frees, unless variables of the user configure it.
 
-    By default it returns them to the kernel, which fills each page with zeros when it is used again. To keep larger
-    blocks, too, would fragment the memory.
+    By default it returns them to the kernel, which fills each page with zeros when it is used
+    again. To keep larger blocks, too, would fragment the memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    if mallopt is not None and not any(
+        name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
+    ):
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that glibc takes
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the most that an int holds
 
@@ -80,16 +90,23 @@ def available_bytes() -> int | None:
         used = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")
         for limit in _memory_limit(group) if used else ():
             fields = _fields(group / "memory.stat")
-            cached = sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in ("inactive_file", "active_file"))
+            cached = sum(
+                fields.get(f"total_{name}", fields.get(name, 0))
+                for name in ("inactive_file", "active_file")
+            )
             available.append(max(0, limit - used[0] + cached))
     return min(available)
 
 
 def scratch_disks() -> dict[str, dict[str, Any]]:
     """Return path and free bytes of the writable folders of `SCRATCH`, each path once."""
-    paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}  # the first name of a path stays
+    # the first name of a path stays
+    paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}
     usable = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
-    return {paths[path]: {"path": path, "free_bytes": shutil.disk_usage(path).free} for path in reversed(usable)}
+    return {
+        paths[path]: {"path": path, "free_bytes": shutil.disk_usage(path).free}
+        for path in reversed(usable)
+    }
 
 
 def _memory_limit(group: Path) -> list[int]:
@@ -99,8 +116,8 @@ def _memory_limit(group: Path) -> list[int]:
 def _control_groups() -> Iterator[Path]:
     """Yield the folders of the control groups of this process, and of all groups above, whose limits count too.
 
-    Version 2 has one hierarchy, version 1 one per kind of limit. The path may be that outside of the container; then
-    only the root exists, which is the group of the container.
+    Version 2 has one hierarchy, version 1 one per kind of limit. The path may be that outside of
+    the container; then only the root exists, which is the group of the container.
     """
     file = ROOT / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.exists() else ():

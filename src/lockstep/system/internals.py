@@ -1,7 +1,8 @@
 """All access to private parts of other libraries, enforced by tests/unit/test_architecture.py.
 
-Importing it imports none of them. Where a later version may have moved a part and the training can continue, the
-function states the consequence. tests/unit/system/test_internals.py fails once a part has moved.
+Importing it imports none of them. Where a later version may have moved a part and the training can
+continue, the function states the consequence. tests/unit/system/test_internals.py fails once a part
+has moved.
 """
 
 import atexit
@@ -43,7 +44,7 @@ def __getattr__(name: str) -> Any:
     return getattr(modules.batchnorm if name == "BatchNorm" else modules.instancenorm, f"_{name}")
 
 
-# -- Lightning ---------------------------------------------------------------------------------------------------------
+# -- Lightning -------------------------------------------------------------------------------------
 
 
 def keep_signals(trainer: "L.Trainer") -> None:
@@ -59,7 +60,8 @@ def keep_signals(trainer: "L.Trainer") -> None:
 def silence_broadcast(trainer: "L.Trainer") -> None:
     """Disable Lightning's blocking broadcast of a SIGTERM of rank 0 before every batch.
 
-    Otherwise each step has one collective more than the exchange of the stop callback, which does not block.
+    Otherwise each step has one collective more than the exchange of the stop callback, which does
+    not block.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
@@ -83,10 +85,11 @@ def one_stream(
 ) -> "DDPStrategy":
     """Return a strategy that wraps the model on the CUDA stream of the training; without `on_wrapped` it wraps none.
 
-    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging backward pass.
+    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging
+    backward pass.
 
-    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an event of that stream
-    in each backward pass, and torch warns about it.
+    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an
+    event of that stream in each backward pass, and torch warns about it.
     """
     from lightning.pytorch.strategies import DDPStrategy
     from torch.nn.parallel import DistributedDataParallel
@@ -99,7 +102,9 @@ def one_stream(
             found = getattr(self, "_ddp_kwargs", None)
             if found is None:
                 return super()._setup_model(model)
-            return DistributedDataParallel(module=model, device_ids=self.determine_ddp_device_ids(), **found)
+            return DistributedDataParallel(
+                module=model, device_ids=self.determine_ddp_device_ids(), **found
+            )
 
         @override
         def configure_ddp(self) -> None:
@@ -125,7 +130,7 @@ def average_of(callback: "WeightAveraging") -> "AveragedModel | None":
     return callback._average_model
 
 
-# -- torch -------------------------------------------------------------------------------------------------------------
+# -- torch -----------------------------------------------------------------------------------------
 
 
 def shared_count(name: str) -> Iterator[int]:
@@ -185,7 +190,8 @@ def is_in_backward() -> bool:
 def end_allocations(pool: Any) -> None:
     """End a capture for the allocator, which torch 2.11 to 2.14 forget if the capture fails.
 
-    Otherwise an allocation that fails later does not free the memory that the allocator keeps, and tries no more.
+    Otherwise an allocation that fails later does not free the memory that the allocator keeps, and
+    tries no more.
     """
     import torch
 
@@ -206,11 +212,13 @@ def can_skip_update(optimizer: "Optimizer") -> bool:
 def step_in_memory_order(optimizer: "Optimizer") -> None:
     """Step an optimizer whose fused update gets tensors in channels_last as they lie in memory: the same bits.
 
-    Otherwise torch 2.15 on a CPU copies every such gradient into another layout, and does not use the copy. Below
-    0.5 MiB a copy costs less than its avoidance.
+    Otherwise torch 2.15 on a CPU copies every such gradient into another layout, and does not use
+    the copy. Below 0.5 MiB a copy costs less than its avoidance.
     """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    is_copied = any(each.numel() >= 1 << 17 and each.is_cpu and each.dim() == 4 for each in parameters)
+    is_copied = any(
+        each.numel() >= 1 << 17 and each.is_cpu and each.dim() == 4 for each in parameters
+    )
     with _memory_order()() if is_copied else contextlib.nullcontext():
         optimizer.step()
 
@@ -226,15 +234,19 @@ def _memory_order() -> Callable[[], contextlib.AbstractContextManager[Any]]:
 
     class MemoryOrder(TorchDispatchMode):
         @override
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if func.name().startswith("aten::_fused_"):
-                args = [[*map(flat, values)] if isinstance(values, list) else values for values in args]
+                args = [
+                    [*map(flat, values)] if isinstance(values, list) else values for values in args
+                ]
             return func(*args, **(kwargs or {}))
 
     return MemoryOrder
 
 
-# -- torchmetrics ------------------------------------------------------------------------------------------------------
+# -- torchmetrics ----------------------------------------------------------------------------------
 
 
 def reductions(metric: "Metric") -> Mapping[str, tuple[Any, Any]]:
@@ -247,7 +259,7 @@ def replace_sync(metric: "Metric", sync: Callable[..., None]) -> None:
     metric._sync_dist = sync
 
 
-# -- submitit and Optuna -----------------------------------------------------------------------------------------------
+# -- submitit and Optuna ---------------------------------------------------------------------------
 
 
 def sbatch_script(executor: "submitit.SlurmExecutor") -> str:
@@ -262,7 +274,7 @@ def resumed_trial(study: "optuna.Study", frozen: "optuna.trial.FrozenTrial") -> 
     return optuna.Trial(study, frozen._trial_id)
 
 
-# -- Python ------------------------------------------------------------------------------------------------------------
+# -- Python ----------------------------------------------------------------------------------------
 
 
 def run_exit_functions() -> None:

@@ -25,7 +25,9 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def reserve() -> None:
     """Reserve standard output if the command line has --json. Of several ranks, only rank 0 prints the value."""
     if OPTION in sys.argv[1:]:
-        rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0")
+        rank = next(
+            (os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0"
+        )
         _outputs.append(os.dup(1) if rank == "0" else os.open(os.devnull, os.O_WRONLY))
         os.dup2(2, 1)
 
@@ -49,7 +51,9 @@ def put_errors(problem: object, *, code: str = "failed", hint: str = "") -> None
     errors = getattr(problem, "errors", None)
     for error in errors if isinstance(errors, list) else [str(problem)]:
         fields = (code, "", error, hint) if isinstance(error, str) else error
-        _errors.append({name: text.lstrip(",: ") for name, text in zip(FIELDS, fields, strict=True)})
+        _errors.append(
+            {name: text.lstrip(",: ") for name, text in zip(FIELDS, fields, strict=True)}
+        )
 
 
 def fail(problem: object, *, code: str = "failed") -> None:

@@ -1,7 +1,7 @@
 """Types of parameters with their ranges, for signatures and for the sections of a configuration. No torch.
 
-`width: Annotated[Positive, Doc("channels of the first stage")]` declares type, range and meaning of a parameter once,
-for the check of a configuration, `--help` and docs/configuration.md.
+`width: Annotated[Positive, Doc("channels of the first stage")]` declares type, range and meaning of
+a parameter once, for the check of a configuration, `--help` and docs/configuration.md.
 """
 
 from datetime import date
@@ -34,33 +34,49 @@ Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
 Side = Annotated[int, Ge(8), Le(MAX_INTEGER)]
 ImageSize = Annotated[
     Side | Annotated[list[Side], MinLen(2), MaxLen(2), "[height, width]"] | None,
-    Doc("side of the square to resize and crop to, in pixels, or [height, width]; null = all images have one size"),
+    Doc(
+        "side of the square to resize and crop to, in pixels, or [height, width]; null = all images have one size"
+    ),
 ]
 CropPercent = Annotated[
     Literal["auto"] | Annotated[float, Gt(0), Le(1)],
-    Doc("fraction of the shorter side that the centre crop keeps; auto = that of the pretrained weights, else 1"),
+    Doc(
+        "fraction of the shorter side that the centre crop keeps; auto = that of the pretrained weights, else 1"
+    ),
 ]
 Fit = Annotated[
     Literal["crop", "letterbox"],
-    Doc("crop: cover image_size and crop the centre; letterbox: fit inside and pad with the background"),
+    Doc(
+        "crop: cover image_size and crop the centre; letterbox: fit inside and pad with the background"
+    ),
 ]
 Interpolation = Annotated[
     Literal["auto", "bilinear", "bicubic"],
     Doc("of resized images, with antialias; auto = that of the pretrained weights, else bilinear"),
 ]
 Background = Annotated[
-    Literal["white", "black", "grey"], Doc("background of transparent pixels, and colour of a letterbox")
+    Literal["white", "black", "grey"],
+    Doc("background of transparent pixels, and colour of a letterbox"),
 ]
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
-FilesRoot = Annotated[PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")]
+FilesRoot = Annotated[
+    PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")
+]
 Group = Annotated[str, MinLen(1), "a regular expression"]
-TestAfter = Annotated[Day | None, Doc("first day of the test images, all others are older; null = a random test split")]
+TestAfter = Annotated[
+    Day | None,
+    Doc("first day of the test images, all others are older; null = a random test split"),
+]
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
 # shared by the libraries of networks
-Pretrained = Annotated[bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")]
+Pretrained = Annotated[
+    bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")
+]
 HeadOnly = Annotated[
     bool | Literal["each_epoch"],
-    Doc("train only the last layer: true = on features computed once, each_epoch = on augmented images"),
+    Doc(
+        "train only the last layer: true = on features computed once, each_epoch = on augmented images"
+    ),
 ]
 FrozenNorms = Annotated[bool, Doc("batch norms keep their statistics and weights")]
 Dropout = Annotated[Fraction | None, Doc("dropout of the network; null = its default")]

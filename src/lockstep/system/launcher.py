@@ -6,7 +6,15 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 # variables that are set by a launcher, and read by torch, Lightning and its metrics, too
-NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURM_PROCID", "SLURM_LOCALID")
+NUMBERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+)
 PROJECT = "LOCKSTEP_PROJECT"  # variable of the command of a job: the copy of its project
 
 
@@ -23,7 +31,8 @@ class World:
     # where the launcher names no address (srun):
     step: str = ""  # job-restart-step, unique for each start
     address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
-    num_gpus_on_node: int | None = None  # of all tasks of the step on this node, where SLURM reports it
+    # of all tasks of the step on this node, where SLURM reports it
+    num_gpus_on_node: int | None = None
     listener: int | None = None  # of rank 0: descriptor of the socket on which it opens the store
 
     @property
@@ -34,12 +43,16 @@ class World:
 def outer_world(environ: Mapping[str, str]) -> World | None:
     """Read the world from the variables of the launcher; None without one.
 
-    A SLURM batch script or srun step counts also with a single task; a shell inside an allocation does not.
-    `address` and `step` are None and "" where MASTER_ADDR is set: then the variables of torch have the address.
-    Raises ValueError for a variable that is set to no whole number.
+    A SLURM batch script or srun step counts also with a single task; a shell inside an allocation
+    does not. `address` and `step` are None and "" where MASTER_ADDR is set: then the variables of
+    torch have the address. Raises ValueError for a variable that is set to no whole number.
     """
-    if wrong := [f"{name}={environ[name]}" for name in NUMBERS if not environ.get(name, "0").isdecimal()]:
-        raise ValueError(f"{', '.join(wrong)} in the environment must be a whole number: unset it, or use torchrun")
+    if wrong := [
+        f"{name}={environ[name]}" for name in NUMBERS if not environ.get(name, "0").isdecimal()
+    ]:
+        raise ValueError(
+            f"{', '.join(wrong)} in the environment must be a whole number: unset it, or use torchrun"
+        )
 
     def number(*names: str, default: int = 0) -> int:
         return next((int(environ[name]) for name in names if environ.get(name)), default)
@@ -54,15 +67,20 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("LOCAL_WORLD_SIZE"),
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
-        num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)  # SLURM_NTASKS counts what a batch script may yet start
+        # SLURM_NTASKS counts what a batch script may yet start
+        num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)
         world = World(
             "srun",
             number("SLURM_PROCID"),
             number("SLURM_LOCALID"),
             number("SLURM_NODEID"),
             num_tasks,
-            counts_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[number("SLURM_NODEID")],
-            num_gpus_on_node=number("SLURM_GPUS_ON_NODE") if environ.get("SLURM_GPUS_ON_NODE") else None,
+            counts_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[
+                number("SLURM_NODEID")
+            ],
+            num_gpus_on_node=number("SLURM_GPUS_ON_NODE")
+            if environ.get("SLURM_GPUS_ON_NODE")
+            else None,
         )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         if "MASTER_ADDR" in environ or nodes is None:
@@ -79,7 +97,8 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 def shared_world(environ: MutableMapping[str, str]) -> World | None:
     """Return the world of one of several processes of a launcher, which compute together.
 
-    Else None, and the variables of a single process are deleted: it starts its own workers, and sets their ranks.
+    Else None, and the variables of a single process are deleted: it starts its own workers, and
+    sets their ranks.
     """
     world = outer_world(environ)
     if world is not None and world.world_size > 1:
@@ -94,7 +113,9 @@ def start_once(command: str, environ: MutableMapping[str, str]) -> None:
     if (world := shared_world(environ)) is not None:
         count = world.world_size
         problem = f"{world.launcher} started {count} processes of lockstep {command}, which starts its own workers"
-        raise ValueError(f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}.")
+        raise ValueError(
+            f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}."
+        )
 
 
 def first_node(nodes: str) -> str:

@@ -2,13 +2,15 @@
 
 Deferred until first use are most of torchmetrics, matplotlib and torch._dynamo.
 
-`import torchmetrics`, by Lightning, imports every metric, and for some of them scipy.signal, torchvision and matplotlib
-(torchmetrics issue 3457). Lightning and every optimizer import the compiler of torch, even if nothing is compiled. That
-is two thirds of the time from `import torch` to a first step.
+`import torchmetrics`, by Lightning, imports every metric, and for some of them scipy.signal,
+torchvision and matplotlib (torchmetrics issue 3457). Lightning and every optimizer import the
+compiler of torch, even if nothing is compiled. That is two thirds of the time from `import torch`
+to a first step.
 
-A module in `KNOWN` that is imported inside `lazy` gets only the names listed there. It is executed when any other name
-is used, or, after the block, when a submodule is imported that was not imported before; then it equals a plain import.
-A version of a library without these names is imported normally.
+A module in `KNOWN` that is imported inside `lazy` gets only the names listed there. It is executed
+when any other name is used, or, after the block, when a submodule is imported that was not imported
+before; then it equals a plain import. A version of a library without these names is imported
+normally.
 """
 
 import contextlib
@@ -32,7 +34,8 @@ METRICS, PLOT, DYNAMO = "torchmetrics", "torchmetrics.utilities.plot", "torch._d
 
 _lock = threading.RLock()  # held while a module is executed
 _deferred: set[str] = set()  # modules that have not been executed
-_after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)  # called after a module was executed
+# called after a module was executed
+_after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
 
 
 @contextlib.contextmanager
@@ -61,7 +64,8 @@ class _Finder(MetaPathFinder, Loader):
             return None
         if package in _deferred and not (self.is_lazy and package.startswith(METRICS)):
             _complete(package)
-            if fullname in sys.modules:  # hide its spec until then, or Python would execute it again
+            # hide its spec until then, or Python would execute it again
+            if fullname in sys.modules:
                 names = vars(sys.modules[fullname])
                 spec, names["__spec__"] = names["__spec__"], None
                 return ModuleSpec(fullname, self, loader_state=spec)
@@ -126,7 +130,7 @@ def _complete(name: str) -> None:
             call()
 
 
-# -- stand-ins for the names of a deferred module ----------------------------------------------------------------------
+# -- stand-ins for the names of a deferred module --------------------------------------------------
 
 
 def _proxy(module: str, name: str) -> Callable[[], Any]:
@@ -190,8 +194,10 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "utils": lambda: importlib.import_module("torch._dynamo.utils"),
     },
     "torch._dynamo.utils": {
-        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",  # the default; setting another executes the module
-        "is_compile_supported": _function("torch._dynamo.utils", "is_compile_supported"),  # for torchvision
+        # the default; setting another executes the module
+        "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",
+        # for torchvision
+        "is_compile_supported": _function("torch._dynamo.utils", "is_compile_supported"),
     },
 }
 
@@ -201,19 +207,25 @@ def silence_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
         r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
-        r".*The ``compute`` method of metric .* was called before the ``update``.*",  # an empty shard counts nothing
+        # an empty shard counts nothing
+        r".*The ``compute`` method of metric .* was called before the ``update``.*",
         r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
-        r".*passed in a `val_dataloader` but have no `validation_step`.*",  # a custom module may have none
+        # a custom module may have none
+        r".*passed in a `val_dataloader` but have no `validation_step`.*",
         r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
         r".*WeightAveraging callback, but loading.*",  # evaluation needs the averaged weights
-        r".*callbacks used to create the checkpoint need to be provided.*",  # an evaluation needs none of them
-        r".*could not find the monitored key.*",  # before the first validation; the name was checked
+        # an evaluation needs none of them
+        r".*callbacks used to create the checkpoint need to be provided.*",
+        # before the first validation; the name was checked
+        r".*could not find the monitored key.*",
         r".*Checkpoint directory .* exists and is not empty.*",  # a resume continues in its folder
         r".*The `srun` command is available.*",  # Lockstep finds out itself
-        r".*`broadcast_buffers` is deprecated.*",  # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        r".*`broadcast_buffers` is deprecated.*",
         r".*Please use the new API settings to control TF32.*",  # see set_tf32
         r".*in eval mode at the start of training.*",  # batch norms of what is frozen
-        r".*Detected call of `lr_scheduler.step\(\)` before.*",  # the first updates in float16 may be skipped
+        # the first updates in float16 may be skipped
+        r".*Detected call of `lr_scheduler.step\(\)` before.*",
         r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
     ):
         warnings.filterwarnings("ignore", message=message)

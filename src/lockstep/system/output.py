@@ -1,7 +1,8 @@
 """Standard output and error that never end a process: text that cannot be printed is dropped.
 
-Handles a pipe without a reader, a closed descriptor, a closed terminal and characters that an encoding lacks.
-Removes terminal commands from printed names of files and classes; only `Terminal` of terminal.py writes commands.
+Handles a pipe without a reader, a closed descriptor, a closed terminal and characters that an
+encoding lacks. Removes terminal commands from printed names of files and classes; only `Terminal`
+of terminal.py writes commands.
 """
 
 import io
@@ -66,6 +67,7 @@ def outlive() -> None:
         stream = getattr(sys, name)
         if stream is None:  # a closed descriptor, which the next opened file would get
             setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
-        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):  # not that of a notebook, or one from here
+        # not that of a notebook, or one from here
+        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             setattr(sys, name, Printed(stream))

@@ -6,7 +6,8 @@ setuptools loads this file without the package (pyproject.toml, tool.setuptools.
 import shutil
 from pathlib import Path
 
-from setuptools.command.build_py import build_py  # nothing else: a build environment has only setuptools
+# nothing else: a build environment has only setuptools
+from setuptools.command.build_py import build_py
 
 
 class BuildWithConf(build_py):
@@ -18,4 +19,7 @@ class BuildWithConf(build_py):
             shutil.copytree("conf", Path(self.build_lib, "lockstep/conf"), dirs_exist_ok=True)
 
     def get_source_files(self) -> list[str]:
-        return [*super().get_source_files(), *(str(path) for path in Path("conf").rglob("*") if path.is_file())]
+        return [
+            *super().get_source_files(),
+            *(str(path) for path in Path("conf").rglob("*") if path.is_file()),
+        ]

@@ -23,7 +23,9 @@ class CommandParser(argparse.ArgumentParser):
             self.print_help()
             self.exit()
         if found := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
-            fix = question(near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help")
+            fix = question(
+                near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help"
+            )
             raise ValueError(f"{found[1]} is not a command of {self.prog}: {fix}")
         code = "unknown" if message.startswith("unrecognized") else "value"
         json_output.put_errors(message, code=code, hint=f"see {self.prog} --help")

@@ -13,7 +13,8 @@ from lockstep.system.processes import ServerDied, close_files
 def leave(command: Callable[[], int]) -> NoReturn:
     """Run `command` and the registered exit functions, and exit with its code.
 
-    Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there changes the code.
+    Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there
+    changes the code.
     """
     output.outlive()
     json_output.reserve()

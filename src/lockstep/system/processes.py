@@ -1,8 +1,8 @@
 """Starts processes as forks of one server that has imported torch: the fork server of multiprocessing.
 
-A command starts the server first and never imports torch itself; workers, trials and decoding processes are forks of
-that server. Only `share_server` and `_stop_server` use private parts of multiprocessing. Where forks are not safe
-(macOS), processes are new interpreters.
+A command starts the server first and never imports torch itself; workers, trials and decoding
+processes are forks of that server. Only `share_server` and `_stop_server` use private parts of
+multiprocessing. Where forks are not safe (macOS), processes are new interpreters.
 """
 
 import atexit
@@ -33,14 +33,17 @@ SERVER = "lockstep.launch.server"
 FOLDER = "LOCKSTEP_SERVER_FOLDER"
 SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 
-# Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that multiprocessing adds, 33.
+# Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that
+# multiprocessing adds, 33.
 MAX_FOLDER_BYTES = 70
 
-UNKNOWN_END = 255  # exit code that multiprocessing gives to a fork whose server has died, and any code may give
+# exit code that multiprocessing gives to a fork whose server has died, and any code may give
+UNKNOWN_END = 255
 
 _is_started = False  # True once this process has started a server
 
-# True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always does
+# True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always
+# does
 is_safe_path = bool(sys.flags.safe_path)
 
 
@@ -140,7 +143,9 @@ def start_server() -> None:
 def _socket_folder() -> str:
     """Return multiprocessing's folder of sockets, which all processes started from here use: in TMPDIR if that fits."""
     given = tempfile.gettempdir()
-    short = [path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= MAX_FOLDER_BYTES]
+    short = [
+        path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= MAX_FOLDER_BYTES
+    ]
     fit = [path for path in short if os.access(path, os.W_OK)]
     tempfile.tempdir = fit[0] if fit else given
     try:
@@ -173,7 +178,9 @@ def call(function: Callable[..., Result], *arguments: Any) -> Result:
         return receiver.recv()
     except EOFError as error:
         process.join()
-        raise ServerDied(f"A process that imports what a configuration names has died ({process.exitcode}).") from error
+        raise ServerDied(
+            f"A process that imports what a configuration names has died ({process.exitcode})."
+        ) from error
 
 
 def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -16,7 +16,16 @@ from lockstep.system import processes
 from lockstep.system.redaction import redact
 
 FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
-PACKAGES = ("torch", "torchvision", "lightning", "hydra-core", "torchmetrics", "tensorboard", "pillow", "simplejpeg")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "lightning",
+    "hydra-core",
+    "torchmetrics",
+    "tensorboard",
+    "pillow",
+    "simplejpeg",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -26,7 +35,10 @@ def describe() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
-        "packages": {**{name: version(name) for name in PACKAGES}, "lockstep": lockstep.__version__},
+        "packages": {
+            **{name: version(name) for name in PACKAGES},
+            "lockstep": lockstep.__version__,
+        },
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu": cpu_name(),
@@ -51,9 +63,20 @@ def commit(root: Path) -> str | None:
     """Return the commit of the tree at `root`, with "+changes" if tracked files differ; None outside git."""
     with contextlib.suppress(FileNotFoundError):  # no copy for a job
         return (root / FROZEN_COMMIT).read_text().strip() or None
-    words = ["git", "-C", root, "describe", "--always", "--exclude=*", "--abbrev=64", "--dirty=+changes"]
+    words = [
+        "git",
+        "-C",
+        root,
+        "describe",
+        "--always",
+        "--exclude=*",
+        "--abbrev=64",
+        "--dirty=+changes",
+    ]
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=20, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

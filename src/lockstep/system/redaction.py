@@ -10,7 +10,8 @@ SECRET = re.compile(
 )
 PLAIN = re.compile(r"(|null|none|true|false|\.{3}|[-+]?\d{0,4}(\.\d*)?(e[-+]?\d+)?)", re.IGNORECASE)
 PROSE = re.compile(r"key|.*(Error|Exception)")  # "write key=value", "KeyError: 'train'"
-OVERRIDE = re.compile(r"[-+~]*+([\w./@-]++)=")  # possessive, as below: the time grows with the length of a text only
+# possessive, as below: the time grows with the length of a text only
+OVERRIDE = re.compile(r"[-+~]*+([\w./@-]++)=")
 USER = re.compile(r"://[^\s/?#'\"]*@")
 QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"])*+\?|\?(?=[\w.%-]++=))[^\s'\")>]+")
 ASSIGNED = re.compile(
@@ -24,8 +25,9 @@ VALUE = re.compile(r"""'[^']*'|"[^"]*"|(?:(?:Bearer|Basic)\s)?[^\s'",;}\])]+""",
 def redact(value: Any, key: str = "") -> Any:
     """Replace the secrets in a configuration, a list of overrides or a text by `***`.
 
-    Secrets are values under `notify` or a key named like a secret, and the user and query of a URL. A bool, null and a
-    number of up to four digits or with a point are not. `key` is the dotted path of the value.
+    Secrets are values under `notify` or a key named like a secret, and the user and query of a URL.
+    A bool, null and a number of up to four digits or with a point are not. `key` is the dotted path
+    of the value.
     """
     if isinstance(value, dict):
         return {name: redact(item, f"{key}.{name}") for name, item in value.items()}
@@ -53,7 +55,11 @@ def _redact_text(text: str) -> str:
 def _item(item: Any, key: str) -> Any:
     """Redact an item of a list; in an override `name=value` the name is the key."""
     found = OVERRIDE.match(item) if isinstance(item, str) else None
-    return redact(item, key) if found is None else found[0] + redact(item[found.end() :], f"{key}.{found[1]}")
+    return (
+        redact(item, key)
+        if found is None
+        else found[0] + redact(item[found.end() :], f"{key}.{found[1]}")
+    )
 
 
 def _is_secret(key: str) -> bool:

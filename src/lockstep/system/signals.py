@@ -24,8 +24,9 @@ class Ended(BaseException):
 class SignalFlag:
     """Records the stop signals of this process. A second Ctrl-C, or SIGQUIT, raises KeyboardInterrupt.
 
-    In a worker (`has_parent`) a second Ctrl-C does nothing: the parent counts them, and sends SIGQUIT. With `ends` the
-    first signal raises `Ended`. Python calls handlers in the main thread only; in another thread this records nothing.
+    In a worker (`has_parent`) a second Ctrl-C does nothing: the parent counts them, and sends
+    SIGQUIT. With `ends` the first signal raises `Ended`. Python calls handlers in the main thread
+    only; in another thread this records nothing.
     """
 
     def __init__(self, *, has_parent: bool = False, ends: bool = False) -> None:
@@ -53,7 +54,9 @@ class SignalFlag:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, LEAVE))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_second = number == signal.SIGINT and signal.SIGINT in self.numbers and not self._has_parent
+        is_second = (
+            number == signal.SIGINT and signal.SIGINT in self.numbers and not self._has_parent
+        )
         if number == LEAVE or is_second:
             self.aborted_by = "a second Ctrl-C" if signal.SIGINT in self.numbers else LEAVE.name
             raise KeyboardInterrupt
@@ -73,13 +76,18 @@ class SignalList(SignalFlag):
 def report_end(number: int, what: str = "") -> None:
     """Print the line of a command that a signal has terminated. Safe in a handler, in the middle of another print."""
     with contextlib.suppress(OSError):
-        os.write(2, f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n".encode())
+        os.write(
+            2,
+            f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n".encode(),
+        )
 
 
 @contextlib.contextmanager
 def restore_signals() -> Iterator[None]:
     """Restore the handlers of stop signals, and of Ctrl-Z, after the block."""
-    before = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)]
+    before = [
+        (number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)
+    ]
     try:
         yield
     finally:

@@ -17,7 +17,8 @@ from lockstep.system import output
 
 PROGRAMS = ("lockstep ", "python ", "cat ", "tail ")  # a value that begins so is a command
 LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
-# Characters in a line of a cell on a terminal, and in one of a column that may be narrower than its text.
+# Characters in a line of a cell on a terminal, and in one of a column that may be narrower than its
+# text.
 MAX_COLUMN_WIDTH, MIN_COLUMN_WIDTH = 40, 20
 
 
@@ -34,18 +35,28 @@ class Terminal(Console):
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             is_harmless = segment.control or segment.text.isprintable()
-            yield segment if is_harmless else segment._replace(text=output.strip_commands(segment.text))
+            yield (
+                segment
+                if is_harmless
+                else segment._replace(text=output.strip_commands(segment.text))
+            )
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
     """Return a console for standard output or error; plain text without colours or wrapping in a file or a log.
 
-    A notebook cell counts as a log: there rich would make HTML of every line, and FORCE_COLOR is set.
+    A notebook cell counts as a log: there rich would make HTML of every line, and FORCE_COLOR is
+    set.
     """
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
     return Terminal(
-        highlight=False, soft_wrap=True, width=LOG_WIDTH, stderr=is_error, force_terminal=False, force_jupyter=False
+        highlight=False,
+        soft_wrap=True,
+        width=LOG_WIDTH,
+        stderr=is_error,
+        force_terminal=False,
+        force_jupyter=False,
     )
 
 
@@ -82,7 +93,11 @@ def _break_lines(text: str, width: int, indent: int) -> str:
     """Break a text into lines of a width; unlike rich, without breaking a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
-        width, initial_indent=blanks, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False
+        width,
+        initial_indent=blanks,
+        subsequent_indent=blanks,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     return lines.fill(printable(text))[indent:]
 
@@ -90,7 +105,8 @@ def _break_lines(text: str, width: int, indent: int) -> str:
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     """Print a title and aligned name-value rows, between two rules; rows without a value are omitted.
 
-    A long value continues in its column. A command stays in one piece, to be copied; a long one has a line of its own.
+    A long value continues in its column. A command stays in one piece, to be copied; a long one has
+    a line of its own.
     """
     out = terminal()
     shown = [row for row in rows if row[1]]
@@ -101,7 +117,11 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     for name, value in shown:
         if isinstance(value, str):
             is_command, is_long = value.startswith(PROGRAMS), wide + len(value) > out.width
-            value = "\n" * is_long + printable(value) if is_command else _break_lines(value, out.width, wide)
+            value = (
+                "\n" * is_long + printable(value)
+                if is_command
+                else _break_lines(value, out.width, wide)
+            )
         out.print(Text.assemble((f"{printable(name):<{wide}}", "dim"), value), soft_wrap=True)
     out.print(rule)
 
@@ -116,10 +136,17 @@ def new_table(
 ) -> Table:
     """Make a table with as many columns, from the left, as fit into a terminal, at least two; with all in a log.
 
-    `right` names the right-aligned columns, `wraps` those that may become narrower than their texts.
+    `right` names the right-aligned columns, `wraps` those that may become narrower than their
+    texts.
     """
-    lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line] for line in (heads, *rows)]
-    made, left = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"), out.width
+    lines = [
+        [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line]
+        for line in (heads, *rows)
+    ]
+    made, left = (
+        Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"),
+        out.width,
+    )
     for head, *cells in zip(*lines, strict=True):
         limit = MIN_COLUMN_WIDTH if head.plain in wraps else MAX_COLUMN_WIDTH
         least = min(max(cell.cell_len for cell in (head, *cells)), limit)

@@ -8,11 +8,16 @@ from itertools import dropwhile
 from pathlib import Path
 
 TITLE = "Traceback (most recent call last):\n"
-CHAIN = re.compile(r"\n\n(?:During handling of the above|The above) exception\b.*\n\n")  # between two tracebacks
+# between two tracebacks
+CHAIN = re.compile(r"\n\n(?:During handling of the above|The above) exception\b.*\n\n")
 FRAME = re.compile(
-    r'^ +File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)(?:\n {4,}(?P<source>.+))?', re.MULTILINE
+    r'^ +File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)(?:\n {4,}(?P<source>.+))?',
+    re.MULTILINE,
 )
-LIBRARIES = ("<", *(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1])))
+LIBRARIES = (
+    "<",
+    *(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1])),
+)
 INSTALLED = re.compile(r"\b(site|dist)-packages\b")
 # shown of an error
 MAX_FRAMES = 4
@@ -22,7 +27,11 @@ MAX_LINES = 5
 def own_frames(text: str) -> list[re.Match[str]]:
     """Return the frames in `text` that are outside Lockstep, the standard library and installed packages."""
     frames = FRAME.finditer(text)
-    return [each for each in frames if not (each["path"].startswith(LIBRARIES) or INSTALLED.search(each["path"]))]
+    return [
+        each
+        for each in frames
+        if not (each["path"].startswith(LIBRARIES) or INSTALLED.search(each["path"]))
+    ]
 
 
 def place(frame: re.Match[str]) -> str:
@@ -53,7 +62,10 @@ def shorten(text: str) -> str:
     own = _own_part(text)
     if not own:
         return text
-    frames = [f"  {place(each)}\n    {each['source'] or ''}".rstrip() for each in own_frames(own)[-MAX_FRAMES:]]
+    frames = [
+        f"  {place(each)}\n    {each['source'] or ''}".rstrip()
+        for each in own_frames(own)[-MAX_FRAMES:]
+    ]
     return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MAX_LINES]])
 
 

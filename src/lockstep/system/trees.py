@@ -7,16 +7,19 @@ import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it
 DEEPEST = 100  # levels; libyaml crashes at some ten thousand
-# The time to read 1:1:1... grows with the square of its length, and Python prints 4300 digits at most.
+# The time to read 1:1:1... grows with the square of its length, and Python prints 4300 digits at
+# most.
 MAX_NUMBER_CHARACTERS = 1000
-MAX_TEXT_CHARACTERS = 2**20  # of a YAML text; the dotted keys of all its leaves may have ten times as many
+# of a YAML text; the dotted keys of all its leaves may have ten times as many
+MAX_TEXT_CHARACTERS = 2**20
 
 
 def from_yaml(text: str) -> Any:
     """Parse YAML. Raises YAMLError, and ValueError for what takes long: aliases, deep trees, long keys and numbers."""
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} letters")
-    length = above = letters = 0  # of the last scalar, of those before the open collections, and of all paths
+    # of the last scalar, of those before the open collections, and of all paths
+    length = above = letters = 0
     opened: list[int] = []
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent):

@@ -34,7 +34,11 @@ def similar_names(names: Sequence[str]) -> str:
     groups: dict[str, dict[str, None]] = {}
     for name in names:
         text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-        key = "".join(letter for letter in text if not letter.isspace() and unicodedata.category(letter) != "Cf")
+        key = "".join(
+            letter
+            for letter in text
+            if not letter.isspace() and unicodedata.category(letter) != "Cf"
+        )
         key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
         groups.setdefault(key, {})[name] = None
     alike = list[str]()
@@ -44,7 +48,9 @@ def similar_names(names: Sequence[str]) -> str:
     return join_names(alike, separator="; ")
 
 
-def describe_similar(class_names: Sequence[str], groups_of_splits: Iterable[Sequence[str] | None]) -> str:
+def describe_similar(
+    class_names: Sequence[str], groups_of_splits: Iterable[Sequence[str] | None]
+) -> str:
     """Name classes and groups that only look different; empty without any."""
     groups = [str(group) for groups in groups_of_splits for group in groups or ()]
     every = (("classes", "class", class_names), ("groups", "group", groups))
@@ -59,7 +65,9 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
     names = list(names)
     by_lower = {other.lower(): other for other in names}
     matches = get_close_matches(name, names, count, cutoff)
-    return matches or [by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)]
+    return matches or [
+        by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)
+    ]
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:

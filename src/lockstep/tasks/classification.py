@@ -16,9 +16,9 @@ from lockstep.tasks.task import SupervisedTask, all_or_none, every, mean_of_each
 class Classification(SupervisedTask):
     """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
 
-    The default loss is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in training. With
-    `class_weights`, C numbers, a sample counts as much as its class, its smoothed part too, and the mean divides by the
-    weights. A custom `loss` replaces all three.
+    The default loss is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in
+    training. With `class_weights`, C numbers, a sample counts as much as its class, its smoothed
+    part too, and the mean divides by the weights. A custom `loss` replaces all three.
     """
 
     takes = "class numbers int64 from 0 to {last}"
@@ -30,20 +30,27 @@ class Classification(SupervisedTask):
         self,
         *,
         loss: Annotated[
-            Callable[[Tensor, Tensor], Tensor] | None, Doc("function (outputs, targets) -> (B,); null = cross-entropy")
+            Callable[[Tensor, Tensor], Tensor] | None,
+            Doc("function (outputs, targets) -> (B,); null = cross-entropy"),
         ],
         label_smoothing: Annotated[Fraction, Doc("label smoothing of the training loss")],
         class_weights: Annotated[
             Sequence[NonNegative] | Literal["balanced"] | None,
-            Doc("weight of each class; balanced = n / (K n_k) for n_k of n training images; null = all equal"),
+            Doc(
+                "weight of each class; balanced = n / (K n_k) for n_k of n training images; null = all equal"
+            ),
         ],
     ) -> None:
         super().__init__(loss=loss or F.cross_entropy)
         self._has_custom_loss = loss is not None
         self.label_smoothing = label_smoothing
         if isinstance(class_weights, str):
-            raise ValueError("class_weights=balanced is for a training, which counts its images: use numbers")
-        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+            raise ValueError(
+                "class_weights=balanced is for a training, which counts its images: use numbers"
+            )
+        weights = (
+            None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+        )
         self.register_buffer("class_weights", weights, persistent=False)
 
     @override
@@ -81,7 +88,8 @@ class Classification(SupervisedTask):
 
     def _weighted_losses(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         assert self.class_weights is not None
-        # not torch's `weight`, which gives the smoothed part of a sample the weights of the other classes
+        # not torch's `weight`, which gives the smoothed part of a sample the weights of the other
+        # classes
         weights = self.class_weights.to(outputs.dtype)[targets]
         return _sum_of_each(weights * self._cross_entropy(outputs, targets)), _sum_of_each(weights)
 
@@ -122,12 +130,18 @@ class Classification(SupervisedTask):
         return [f"{name}{end}" for end in ends for name in ("class", "probability")]
 
     @override
-    def cells(self, predictions: Tensor, class_names: Sequence[str], top_k: int = 1) -> list[list[str]]:
+    def cells(
+        self, predictions: Tensor, class_names: Sequence[str], top_k: int = 1
+    ) -> list[list[str]]:
         """Return the `top_k` most probable classes with their probabilities; equally probable ones in their order."""
         order = predictions.argsort(dim=1, descending=True, stable=True)[:, :top_k]
         rows = zip(order.tolist(), predictions.gather(1, order).tolist(), strict=True)
         return [
-            [cell for number, value in zip(*row, strict=True) for cell in (str(class_names[number]), f"{value:.6f}")]
+            [
+                cell
+                for number, value in zip(*row, strict=True)
+                for cell in (str(class_names[number]), f"{value:.6f}")
+            ]
             for row in rows
         ]
 

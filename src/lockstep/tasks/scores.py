@@ -1,7 +1,7 @@
 """Loss and metrics of an evaluation, from any shards of its split.
 
-torchmetrics sends state by state, and hangs if a rank with an empty shard has another number of them. Here the states
-that metrics declare are reduced over all ranks in one message.
+torchmetrics sends state by state, and hangs if a rank with an empty shard has another number of
+them. Here the states that metrics declare are reduced over all ranks in one message.
 """
 
 import functools
@@ -60,7 +60,9 @@ class Scores(nn.Module):
         """
         loss_sum, weight_sum, num_seen = sum_over_ranks(self._sums).tolist()
         if round(num_seen) != num_expected:
-            raise RuntimeError(f"The {split} split has {num_expected} samples, but {round(num_seen)} were evaluated.")
+            raise RuntimeError(
+                f"The {split} split has {num_expected} samples, but {round(num_seen)} were evaluated."
+            )
         reduce_states(self._metrics)
         loss = loss_sum / weight_sum if weight_sum else float("nan")
         return {f"{split}/{name}": value for name, value in [("loss", loss), *self.numbers()]}
@@ -70,7 +72,9 @@ class Scores(nn.Module):
         for name, metric in self._metrics.items():
             computed = metric.compute()
             for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
-                if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.numel() != 1):
+                if not isinstance(value, Tensor | int | float) or (
+                    isinstance(value, Tensor) and value.numel() != 1
+                ):
                     raise MetricError(
                         f"task.metrics.{name} ({type(metric).__name__}) returns no single number: average over "
                         "classes, or wrap it in torchmetrics.ClasswiseWrapper"
@@ -82,7 +86,8 @@ class Accuracy(MulticlassAccuracy):
     """Fraction of samples, or pixels, whose most probable class is right; of probabilities (B, num_classes, ...)."""
 
     def __init__(self, *, num_classes: int) -> None:
-        super().__init__(num_classes, average="micro", validate_args=False)  # validation waits for a GPU
+        # validation waits for a GPU
+        super().__init__(num_classes, average="micro", validate_args=False)
 
 
 class MetricError(ValueError):
@@ -92,8 +97,8 @@ class MetricError(ValueError):
 def prepare_metric(key: str, metric: Metric) -> None:
     """Make a metric keep its sums in float64, and leave the ranks to `reduce_states`.
 
-    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that is not the mean
-    over the samples.
+    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that
+    is not the mean over the samples.
     """
     _widen(key, metric)
     for part in _parts(metric):
@@ -116,7 +121,9 @@ def _widen(key: str, metric: Metric) -> None:
         for state, (how, default) in internals.reductions(part).items():
             if how is dim_zero_mean:
                 problem = f"{type(part).__name__} averages its state {state!r} over the workers"
-                raise ValueError(f"{key}: {problem}: add up a sum and a count (dist_reduce_fx='sum') instead")
+                raise ValueError(
+                    f"{key}: {problem}: add up a sum and a count (dist_reduce_fx='sum') instead"
+                )
             if isinstance(default, Tensor) and default.is_floating_point():
                 part.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
 
@@ -126,10 +133,15 @@ def reduce_states(metrics: Mapping[str, Metric]) -> None:
     if not is_distributed():
         return
     parts = [part for metric in metrics.values() for part in _parts(metric)]
-    mine = [{state: _host_copy(getattr(part, state)) for state in internals.reductions(part)} for part in parts]
+    mine = [
+        {state: _host_copy(getattr(part, state)) for state in internals.reductions(part)}
+        for part in parts
+    ]
     for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
         for state, (how, _) in internals.reductions(part).items():
-            setattr(part, state, _merge_state([of_rank[state] for of_rank in states], how, part.device))
+            setattr(
+                part, state, _merge_state([of_rank[state] for of_rank in states], how, part.device)
+            )
 
 
 def _never() -> bool:

@@ -23,12 +23,14 @@ class Losses(NamedTuple):
 class Task(nn.Module):
     """The loss, predictions and metrics of a training; a custom task is a subclass with `losses`.
 
-    `outputs` are those of the network for a batch of B samples; B can be 0, because a worker's shard can be empty. A
-    task never averages over the batch: Lockstep sums over all workers and divides once. A task may have buffers and
-    parameters, as any module: they move to the device, and parameters are trained.
+    `outputs` are those of the network for a batch of B samples; B can be 0, because a worker's
+    shard can be empty. A task never averages over the batch: Lockstep sums over all workers and
+    divides once. A task may have buffers and parameters, as any module: they move to the device,
+    and parameters are trained.
     """
 
-    takes = "any targets"  # printed if `fits` is False; {count} and {last}: the number of outputs, and that minus 1
+    # printed if `fits` is False; {count} and {last}: the number of outputs, and that minus 1
+    takes = "any targets"
     named = "outputs"  # plural of the things that the class names of the data name
     scored: tuple[str, ...] = ()  # names of the `scores`, logged as train/<name>
     takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
@@ -36,8 +38,8 @@ class Task(nn.Module):
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of every sample, (B,); or the losses, already weighted, and their weights, (B,) each.
 
-        The loss of the global batch is the sum of the losses divided by the number of samples, or by the sum of the
-        weights. In evaluation mode this is the reported loss.
+        The loss of the global batch is the sum of the losses divided by the number of samples, or
+        by the sum of the weights. In evaluation mode this is the reported loss.
         """
         raise NotImplementedError(f"{type(self).__name__} has no losses(outputs, batch)")
 
@@ -88,7 +90,9 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
     for name, part in (("losses", values), ("weights", weights)):
         if part is not None and tuple(part.shape) != (count,):
             problem = f"losses returns {name} of shape {tuple(part.shape)} for {count} samples"
-            raise ValueError(f'{type(task).__name__}.{problem}: return one for each, as with reduction="none"')
+            raise ValueError(
+                f'{type(task).__name__}.{problem}: return one for each, as with reduction="none"'
+            )
     return Losses(values, weights)
 
 
@@ -101,7 +105,11 @@ class SupervisedTask(Task):
     takes_mixed = True
 
     def __init__(
-        self, *, loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")]
+        self,
+        *,
+        loss: Annotated[
+            Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")
+        ],
     ) -> None:
         super().__init__()
         self.loss = loss
@@ -115,7 +123,9 @@ class SupervisedTask(Task):
         if batch.mix is None:
             return self.loss_of(outputs, batch.targets)
         own = batch.mix.weights
-        return own * self.loss_of(outputs, batch.targets) + (1 - own) * self.loss_of(outputs, batch.mix.targets)
+        return own * self.loss_of(outputs, batch.targets) + (1 - own) * self.loss_of(
+            outputs, batch.mix.targets
+        )
 
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of every sample for these targets, (B,)."""

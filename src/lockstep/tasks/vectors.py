@@ -11,7 +11,8 @@ from lockstep.distributed.batch import Batch
 from lockstep.tasks.task import SupervisedTask, all_or_none, every
 
 ROUNDING = 1e-12  # standard deviation by mean of equal numbers in float64
-STANDARDIZING = ("losses", "loss_of", "targets", "predictions", "metric_inputs")  # methods of Regression
+# methods of Regression
+STANDARDIZING = ("losses", "loss_of", "targets", "predictions", "metric_inputs")
 
 
 class Multilabel(SupervisedTask):
@@ -25,7 +26,9 @@ class Multilabel(SupervisedTask):
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return every((targets == 0) | (targets == 1)) & all_or_none(_is_like(outputs, targets), targets)
+        return every((targets == 0) | (targets == 1)) & all_or_none(
+            _is_like(outputs, targets), targets
+        )
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -52,17 +55,22 @@ class Multilabel(SupervisedTask):
 class Regression(SupervisedTask):
     """Numbers for each image: targets (B,) or (B, C) of outputs (B, C).
 
-    `loss` takes both as floats of one shape, e.g. torch's squared error. The network learns standardized targets: minus
-    `mean`, divided by `std`, those of each number in the training images; targets of more dimensions share one of each.
-    `loss` is of these, predictions and metrics are in the units of the targets. A subclass with its own `losses`,
-    `loss_of`, `targets`, `predictions` or `metric_inputs` learns the targets as they are.
+    `loss` takes both as floats of one shape, e.g. torch's squared error. The network learns
+    standardized targets: minus `mean`, divided by `std`, those of each number in the training
+    images; targets of more dimensions share one of each. `loss` is of these, predictions and
+    metrics are in the units of the targets. A subclass with its own `losses`, `loss_of`, `targets`,
+    `predictions` or `metric_inputs` learns the targets as they are.
     """
 
     takes = "a finite number for each output ({count} of them)"
     named = "numbers"
 
     def __init__(
-        self, *, loss: Annotated[Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")]
+        self,
+        *,
+        loss: Annotated[
+            Callable[[Tensor, Tensor], Tensor], Doc("function (outputs, targets) -> (B, ...)")
+        ],
     ) -> None:
         super().__init__(loss=loss)
         self.mean: Tensor = nn.Buffer(torch.tensor(0.0))
@@ -74,17 +82,23 @@ class Regression(SupervisedTask):
 
         Targets that are not finite are left out: the training refuses them.
         """
-        if any(getattr(type(self), name) is not getattr(Regression, name) for name in STANDARDIZING):
+        if any(
+            getattr(type(self), name) is not getattr(Regression, name) for name in STANDARDIZING
+        ):
             return
         values = targets[every(targets.float().isfinite())].double().numpy()
         axis = 0 if values.ndim <= 2 else None
-        mean, std = (torch.as_tensor(statistic(axis=axis)) for statistic in (values.mean, values.std))
+        mean, std = (
+            torch.as_tensor(statistic(axis=axis)) for statistic in (values.mean, values.std)
+        )
         self.mean = mean.to(self.mean)
         self.std = torch.where(std > ROUNDING * mean.abs(), std, 1.0).to(self.std)
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return every(targets.to(outputs.dtype).isfinite()) & all_or_none(_is_like(outputs, targets), targets)
+        return every(targets.to(outputs.dtype).isfinite()) & all_or_none(
+            _is_like(outputs, targets), targets
+        )
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -98,11 +112,20 @@ class Regression(SupervisedTask):
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return both as (B,) if there is one number, else (B, C), in float64."""
-        predicted, targets = self.predictions(outputs.double()), _like(outputs.double(), batch.targets)
-        return (predicted.squeeze(1), targets.squeeze(1)) if predicted.dim() == 2 else (predicted, targets)
+        predicted, targets = (
+            self.predictions(outputs.double()),
+            _like(outputs.double(), batch.targets),
+        )
+        return (
+            (predicted.squeeze(1), targets.squeeze(1))
+            if predicted.dim() == 2
+            else (predicted, targets)
+        )
 
 
-def _adapt_buffers(task: nn.Module, state: dict[str, Any], prefix: str, _: Any, is_complete: bool, *lists: Any) -> None:
+def _adapt_buffers(
+    task: nn.Module, state: dict[str, Any], prefix: str, _: Any, is_complete: bool, *lists: Any
+) -> None:
     """Give the buffers their shape in a checkpoint; version 0.2.0 saved none, and learned unchanged targets."""
     for name, default in (("mean", 0.0), ("std", 1.0)):
         buffer = task.get_buffer(name)
@@ -123,4 +146,6 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _is_like(outputs: Tensor, targets: Tensor) -> bool:
     expected = outputs.shape[1:]
-    return targets.shape[1:] == expected or (expected[:1] == (1,) and targets.shape[1:] == expected[1:])
+    return targets.shape[1:] == expected or (
+        expected[:1] == (1,) and targets.shape[1:] == expected[1:]
+    )

@@ -56,12 +56,18 @@ def verify(
     with session.open_session(folder, config, world) as here:
         here, data, module, first = prepare_training(here, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]
-        callbacks = [build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)]
+        callbacks = [
+            build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)
+        ]
         trace = Trace(folder, cut_after)
         trainer = run_parts.lightning_trainer(
             here,
             module,
-            callbacks=[*first, *(own for own in callbacks if not isinstance(own, ModelCheckpoint)), trace],
+            callbacks=[
+                *first,
+                *(own for own in callbacks if not isinstance(own, ModelCheckpoint)),
+                trace,
+            ],
             logger=False,
             enable_checkpointing=False,
             max_epochs=config.trainer.max_epochs,
@@ -69,7 +75,9 @@ def verify(
             check_val_every_n_epoch=config.trainer.check_val_every_n_epoch,
         )
         try:
-            trainer.fit(module, data, ckpt_path=folder.last_checkpoint if part else None, weights_only=True)
+            trainer.fit(
+                module, data, ckpt_path=folder.last_checkpoint if part else None, weights_only=True
+            )
         except Stopped:
             pass
         else:
@@ -96,10 +104,11 @@ def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str
 class Trace(L.Callback):
     """Records the outputs of each layer for each sample, and the gradients and weights of every step.
 
-    `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set; `values` has, by the name
-    of a part and in the order of computation, a row of two numbers for each sample (B, 2): a projection and the norm.
-    If the micro-batch ends a step, `sums` has such a row (2,) of the gradient of each parameter, and of each parameter
-    after the step. After step `cut_after` it saves a checkpoint and stops the training.
+    `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set;
+    `values` has, by the name of a part and in the order of computation, a row of two numbers for
+    each sample (B, 2): a projection and the norm. If the micro-batch ends a step, `sums` has such a
+    row (2,) of the gradient of each parameter, and of each parameter after the step. After step
+    `cut_after` it saves a checkpoint and stops the training.
     """
 
     def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
@@ -115,14 +124,23 @@ class Trace(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         internals.silence_broadcast(trainer)
-        num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (trainer.max_epochs or 1)
+        num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (
+            trainer.max_epochs or 1
+        )
         if self._cut_after is not None and num_steps <= self._cut_after:
             problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
             raise ConfigError(
-                Error("range", "lockstep verify", problem, "use more images, or a smaller global_batch_size")
+                Error(
+                    "range",
+                    "lockstep verify",
+                    problem,
+                    "use more images, or a smaller global_batch_size",
+                )
             )
         for place, module in enumerate(_parts(pl_module)):
-            for name, layer in layers(*((module.net, "net") if isinstance(module, Classifier) else (module, ""))):
+            for name, layer in layers(
+                *((module.net, "net") if isinstance(module, Classifier) else (module, ""))
+            ):
                 self._hooks.append(layer.register_forward_hook(self._hook(name, place)))
             if isinstance(module, Classifier):
                 self._record_losses(module.task, place)
@@ -149,7 +167,9 @@ class Trace(L.Callback):
         """Record values with a row for each sample; a layer that is used again gets a number."""
         if values.dim() and len(values) == self._sizes[place]:
             number = sum(known.partition(", call ")[0] == name for known in self._values[place])
-            self._values[place][f"{name}, call {number + 1}" if number else name] = rows(values.detach())
+            self._values[place][f"{name}, call {number + 1}" if number else name] = rows(
+                values.detach()
+            )
 
     @override
     def on_train_batch_start(
@@ -157,13 +177,19 @@ class Trace(L.Callback):
     ) -> None:
         virtual = _virtual(pl_module)
         parts = [batch] if virtual is None else virtual.shards.cut(batch)
-        self._values, self._sums, self._sizes = [{} for _ in parts], {}, [len(part.indices) for part in parts]
+        self._values, self._sums, self._sizes = (
+            [{} for _ in parts],
+            {},
+            [len(part.indices) for part in parts],
+        )
         self._is_step = False
         for place, part in enumerate(parts):
             self._record(INPUTS, part.inputs, place)  # augmented
 
     @override
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         """Record the gradients of the global batch in the order of computation: the last layer's first."""
         self._is_step = True
         for name, parameter in reversed(list(pl_module.named_parameters())):
@@ -172,16 +198,32 @@ class Trace(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if self._is_step:
-            state = {name: value for name, value in pl_module.state_dict().items() if value.is_floating_point()}
-            self._sums |= {f"{name} after the step": rows(value.flatten()[None])[0] for name, value in state.items()}
+            state = {
+                name: value
+                for name, value in pl_module.state_dict().items()
+                if value.is_floating_point()
+            }
+            self._sums |= {
+                f"{name} after the step": rows(value.flatten()[None])[0]
+                for name, value in state.items()
+            }
         entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step}
         entry["step"] = steps_done(trainer, pl_module)
         names = max(self._values, key=len)
-        values = {name: torch.cat([of[name] for of in self._values if name in of]) for name in names}
-        self.steps.append(entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums})
+        values = {
+            name: torch.cat([of[name] for of in self._values if name in of]) for name in names
+        }
+        self.steps.append(
+            entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums}
+        )
         if not trainer.is_last_batch:
             self._cut(trainer, pl_module)
 
@@ -217,7 +259,8 @@ def rows(values: Tensor) -> Tensor:
     """Return float64 (B, 2) of `values` (B, ...): the projection of each row on a fixed vector, and its norm."""
     flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
     direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
-    return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()  # rounded by the row alone
+    # rounded by the row alone
+    return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()
 
 
 def layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

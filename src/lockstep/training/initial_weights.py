@@ -17,54 +17,91 @@ from lockstep.models.weight_files import State, describe, fit_weights
 from lockstep.runs.naming import display_path
 from lockstep.system.terminal import say, terminal
 
-OF_A_PROGRAM = "is not a checkpoint of a run", "for weights use model.pretrained=FILE, model=torchvision or timm"
+OF_A_PROGRAM = (
+    "is not a checkpoint of a run",
+    "for weights use model.pretrained=FILE, model=torchvision or timm",
+)
 
 
 def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
     """Load the network of a checkpoint, and how it normalizes images, into the module of a new run.
 
-    The head, and what the task has learned, are loaded only for the same classes in the same order. A first convolution
-    is adapted to other channels. Rank 0 prints what is new or adapted. Raises ConfigError for another network.
+    The head, and what the task has learned, are loaded only for the same classes in the same order.
+    A first convolution is adapted to other channels. Rank 0 prints what is new or adapted. Raises
+    ConfigError for another network.
     """
     setting = f"init_from={session.config.init_from}"
     saved = _read(session, setting)
-    state, classes = saved["state_dict"], tuple(saved.get("image_format", {}).get("class_names", ()))
+    state, classes = (
+        saved["state_dict"],
+        tuple(saved.get("image_format", {}).get("class_names", ())),
+    )
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
     origin = attach_ends(net, len(images.class_names))
-    given = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    given = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
     if not given:
         raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
     if not is_same:
-        given = {name: value for name, value in given.items() if name.rpartition(".")[0] not in origin.head}
+        given = {
+            name: value
+            for name, value in given.items()
+            if name.rpartition(".")[0] not in origin.head
+        }
     try:
-        found = {f"{prefix}{name}": value for name, value in fit_weights(given, net, origin).items()}
+        found = {
+            f"{prefix}{name}": value for name, value in fit_weights(given, net, origin).items()
+        }
     except ValueError as error:
         raise ConfigError(
-            Error("conflict", setting, f": {error}", "choose model=... of that run, or remove init_from")
+            Error(
+                "conflict",
+                setting,
+                f": {error}",
+                "choose model=... of that run, or remove init_from",
+            )
         ) from error
     own = module.state_dict()
     if isinstance(module, Classifier):
-        task = {name: value for name, value in state.items() if name.startswith("task.") and name in own}
-        found |= {name: value for name, value in task.items() if is_same and value.shape == own[name].shape}
+        task = {
+            name: value for name, value in state.items() if name.startswith("task.") and name in own
+        }
+        found |= {
+            name: value
+            for name, value in task.items()
+            if is_same and value.shape == own[name].shape
+        }
         if "mean" in state:  # not in the checkpoint of a custom module
             found |= _normalize(module, state)
     module.load_state_dict(found, strict=False)
     if session.rank == 0 and not session.config.silent:
         counts = len(classes) or "unknown", len(images.class_names)
-        of_others = "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
-        parts = describe(own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})")
+        of_others = (
+            "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
+        )
+        parts = describe(
+            own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
+        )
         if len(parts) > 1:
             say(terminal(), f"{setting}: {'; '.join(parts)}")
         if not (is_same or origin.head):
-            say(terminal(), f"{setting}: of other classes, but no layer has {counts[1]} outputs, so all of it is taken")
+            say(
+                terminal(),
+                f"{setting}: of other classes, but no layer has {counts[1]} outputs, so all of it is taken",
+            )
 
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
     if (error := damage(session.folder.initial_weights)) is not None:
-        raise ConfigError(Error("damaged", display_path(session.folder.initial_weights), error, "start a new run"))
+        raise ConfigError(
+            Error("damaged", display_path(session.folder.initial_weights), error, "start a new run")
+        )
     try:
-        saved = torch.load(session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True)
+        saved = torch.load(
+            session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True
+        )
         if "state_dict" in saved:
             return saved
     except (TypeError, UnpicklingError):
@@ -75,7 +112,11 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
     """Normalize images as the checkpoint does. Returns the buffers for the channels of the module."""
     shape = module.mean.shape
-    values = {name: repeat_channels(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")}
-    of_pixels = {name: tuple(value / 255 for value in channels) for name, channels in values.items()}
+    values = {
+        name: repeat_channels(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")
+    }
+    of_pixels = {
+        name: tuple(value / 255 for value in channels) for name, channels in values.items()
+    }
     module.image_format = module.image_format._replace(**of_pixels)
     return {name: torch.tensor(channels).view(shape) for name, channels in values.items()}

@@ -30,10 +30,16 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     with session.open_session(folder, config, world) as here:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
-        checkpoint = session.checkpoint(here, folder.best_checkpoint if has_best else folder.last_checkpoint).path
+        checkpoint = session.checkpoint(
+            here, folder.best_checkpoint if has_best else folder.last_checkpoint
+        ).path
         data = run_parts.image_data(here, folder)
         module, first = run_parts.build_module(here, run_parts.image_format(data))
-        callbacks = [each for each in observers.built_callbacks(config) if not isinstance(each, ModelCheckpoint)]
+        callbacks = [
+            each
+            for each in observers.built_callbacks(config)
+            if not isinstance(each, ModelCheckpoint)
+        ]
         trainer = run_parts.lightning_trainer(
             here,
             module,
@@ -45,13 +51,19 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         results = run_test(here, trainer, module, data, checkpoint)
         if here.rank == 0:
             metrics = metrics_of(trainer, module)
-            folder.write_summary(folder.read_summary() | metrics_of_test(module, data, metrics) | results)
+            folder.write_summary(
+                folder.read_summary() | metrics_of_test(module, data, metrics) | results
+            )
             folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
     return 0
 
 
 def run_test(
-    session: Session, trainer: L.Trainer, module: L.LightningModule, data: ImageData, checkpoint: Path | None
+    session: Session,
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: ImageData,
+    checkpoint: Path | None,
 ) -> dict[str, Any]:
     """Test a module, if it has a `test_step`, with the weights of `checkpoint`, if any. Every rank must call it.
 

@@ -33,15 +33,20 @@ def built_callbacks(config: Config) -> list[Callback]:
             continue
         callback = build.build(section)
         if type(callback) is ModelCheckpoint:
-            callback = build.build(section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"}))
+            callback = build.build(
+                section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"})
+            )
         built.append(callback)
-        if not section.target.startswith(("lightning.", "lockstep.")):  # of a project: the check saw only its name
+        # of a project: the check saw only its name
+        if not section.target.startswith(("lightning.", "lockstep.")):
             _refuse_unfit(f"callbacks.{name}", section.target, callback)
     return built
 
 
 def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
-    lightnings = (kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning."))
+    lightnings = (
+        kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")
+    )
     if (kind := next(lightnings, "Callback")) != "Callback":
         from lockstep.config.checks import callback_rules
 
@@ -61,11 +66,15 @@ def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCh
 def built_loggers(here: Session, purge_step: int) -> list[Logger]:
     """Build the loggers of the configuration, which write into the run folder.
 
-    Those that append to files of earlier sessions drop entries from `purge_step` on: these steps are done again. Every
-    rank must call it. Raises ConfigError on all ranks if one cannot start.
+    Those that append to files of earlier sessions drop entries from `purge_step` on: these steps
+    are done again. Every rank must call it. Raises ConfigError on all ranks if one cannot start.
     """
-    sections = {name: section for name, section in here.config.logger.items() if section is not None}
-    return together(lambda: [_logger(here, name, section, purge_step) for name, section in sections.items()])
+    sections = {
+        name: section for name, section in here.config.logger.items() if section is not None
+    }
+    return together(
+        lambda: [_logger(here, name, section, purge_step) for name, section in sections.items()]
+    )
 
 
 def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
@@ -78,8 +87,11 @@ def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
     if section.target in SERVICES:
         return _service_logger(here, name, section)
     supplied: dict[str, Any] = {}
-    # also of a new run: TensorBoard does not count the first session mark as a restart, and purges nothing
-    if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(section.target, "purge_step"):
+    # also of a new run: TensorBoard does not count the first session mark as a restart, and purges
+    # nothing
+    if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(
+        section.target, "purge_step"
+    ):
         supplied["purge_step"] = purge_step
     return build.build(section, save_dir=str(here.folder.path), **supplied)
 
@@ -103,7 +115,9 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
             here.folder.note(**{fact: logger.version})
             logger.log_hyperparams(redact(to_tree(here.config)))
     except Exception as error:  # the border of a service
-        raise ConfigError(Error("failed", f"logger.{name}", "cannot start", one_line(error))) from error
+        raise ConfigError(
+            Error("failed", f"logger.{name}", "cannot start", one_line(error))
+        ) from error
     outliving = _Outliving(f"logger.{name}")
     logger.log_metrics, logger.finalize = outliving(logger.log_metrics), outliving(logger.finalize)
     if isinstance(logger, WandbLogger):

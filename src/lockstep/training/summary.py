@@ -31,7 +31,11 @@ def facts(here: Session, data: ImageData) -> dict[str, Any]:
     """Return the facts of a run that are known from its start."""
     return {
         "workers": here.world_size,
-        **({"loads": errors.literal(loads)} if (loads := here.config.trainer.loads) is not None else {}),
+        **(
+            {"loads": errors.literal(loads)}
+            if (loads := here.config.trainer.loads) is not None
+            else {}
+        ),
         "device": device_name(here),
         "precision": here.precision,
         "train_images": data.batches("train").num_epoch_samples,
@@ -70,18 +74,25 @@ def summarize(
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
         **_l2(here.config, module),
-        "best_checkpoint": str(here.folder.best_checkpoint) if here.folder.best_checkpoint.exists() else None,
+        "best_checkpoint": str(here.folder.best_checkpoint)
+        if here.folder.best_checkpoint.exists()
+        else None,
     }
 
 
-def metrics_of_test(module: L.LightningModule, data: ImageData, metrics: dict[str, float]) -> dict[str, float | None]:
+def metrics_of_test(
+    module: L.LightningModule, data: ImageData, metrics: dict[str, float]
+) -> dict[str, float | None]:
     """Return the test metrics, the first one of the task first, and the number of images; None without a test."""
     is_ours = isinstance(module, Classifier)
     names = [f"test/{name}" for name in module.measured] if is_ours else []
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
     expected: dict[str, float | None] = dict.fromkeys(names)
-    return {name.replace("/", "_"): value for name, value in {**expected, **values, "test_images": num_images}.items()}
+    return {
+        name.replace("/", "_"): value
+        for name, value in {**expected, **values, "test_images": num_images}.items()
+    }
 
 
 def device_name(here: Session) -> str:
@@ -91,7 +102,9 @@ def device_name(here: Session) -> str:
     return f"CPU, {plural(num_threads, 'thread')} each"
 
 
-def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool) -> None:
+def show_header(
+    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool
+) -> None:
     """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
     config, count, device = here.config, here.world_size, device_name(here)
     if config.silent:
@@ -100,16 +113,27 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     used = ", ".join(_used_text(data, split) for split in data.splits.parts)
     rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
     if data.class_counts is not None:
-        rows.append(("classes", describe_counts(data.class_names, data.class_counts, config.data.balance)))
+        rows.append(
+            ("classes", describe_counts(data.class_names, data.class_counts, config.data.balance))
+        )
     rows.append(("groups", describe_groups(data.splits)))
     images = None if is_resumed else data.splits
     if config.data.target in OF_FILES:
         from lockstep.assembly.listed_images import header_rows
 
         rows += header_rows(config, images)
-    rows.append(("similar", describe_similar(data.class_names, [part.groups for part in data.splits.parts.values()])))
+    rows.append(
+        (
+            "similar",
+            describe_similar(
+                data.class_names, [part.groups for part in data.splits.parts.values()]
+            ),
+        )
+    )
     absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
-    rows += [(f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names]
+    rows += [
+        (f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names
+    ]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
@@ -117,15 +141,28 @@ def show_header(here: Session, data: ImageData, module: L.LightningModule, *, is
     if config.trainer.loads is not None:
         rows.append(("loads", errors.literal(config.trainer.loads)))
     if here.shards is not None:
-        rows.append(("shards", f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers"))
-    rows += [("batch", _batch(here, data)), ("precision", f"{here.precision} ({here.precision_reason})")]
+        rows.append(
+            (
+                "shards",
+                f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers",
+            )
+        )
+    rows += [
+        ("batch", _batch(here, data)),
+        ("precision", f"{here.precision} ({here.precision_reason})"),
+    ]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
-        rows += [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
+        rows += (
+            [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
+        )
     rows += _l2(config, module).items()
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-    show_table(title + (", resumed" if is_resumed else ""), [*rows, ("run folder", display_path(here.folder.path))])
+    show_table(
+        title + (", resumed" if is_resumed else ""),
+        [*rows, ("run folder", display_path(here.folder.path))],
+    )
 
 
 def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
@@ -141,7 +178,10 @@ def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
 def _batch(here: Session, data: ImageData) -> str:
     """Return the numbers of images of a step, of its micro-batches and of the shards of the workers."""
     parts, batches = here.config.trainer.accumulate_grad_batches, data.batches("train")
-    size, micro = (min(n, batches.num_epoch_samples) for n in (batches.global_batch_size, batches.micro_batch_size))
+    size, micro = (
+        min(n, batches.num_epoch_samples)
+        for n in (batches.global_batch_size, batches.micro_batch_size)
+    )
     text = f"{plural(size, 'image')} a step"
     if parts > 1:
         text += f" = {parts} micro-batches of {micro}"
@@ -152,7 +192,9 @@ def _batch(here: Session, data: ImageData) -> str:
 
 
 def _num_parameters(module: L.LightningModule) -> int:
-    return sum(p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters())
+    return sum(
+        p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters()
+    )
 
 
 def _used_text(data: ImageData, split: str) -> str:
@@ -163,7 +205,9 @@ def _used_text(data: ImageData, split: str) -> str:
 
 def _classes(module: L.LightningModule, data: ImageData) -> str:
     many = module.task.named if isinstance(module, Classifier) else "classes"
-    return plural(len(data.class_names), "class" if many == "classes" else many.removesuffix("s"), many)
+    return plural(
+        len(data.class_names), "class" if many == "classes" else many.removesuffix("s"), many
+    )
 
 
 def show_summary(here: Session, summary: dict[str, Any]) -> None:
@@ -171,16 +215,33 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     if here.config.silent:
         return
     folder, run, rows = here.folder, short_path(here.folder.path), list[tuple[str, str]]()
-    tests = {key: value for key, value in summary.items() if key.startswith("test_") and key != "test_images"}
+    tests = {
+        key: value
+        for key, value in summary.items()
+        if key.startswith("test_") and key != "test_images"
+    }
     for key, value in tests.items():
         if value is not None:
             size = "" if rows else f" on {plural(summary['test_images'], 'image')}"
             rows.append((metric_name(key), f"{measure(value)}{size}"))
     if (interval := summary.get("accuracy_interval")) is not None:
-        groups = f", resampling {plural(interval['num_groups'], 'group')}" if "num_groups" in interval else ""
-        rows.append(("95 % interval", f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy{groups}"))
+        groups = (
+            f", resampling {plural(interval['num_groups'], 'group')}"
+            if "num_groups" in interval
+            else ""
+        )
+        rows.append(
+            (
+                "95 % interval",
+                f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy{groups}",
+            )
+        )
     if summary["best_checkpoint"]:
-        monitor, value, path = summary["monitor"], summary["best"], display_path(folder.best_checkpoint)
+        monitor, value, path = (
+            summary["monitor"],
+            summary["best"],
+            display_path(folder.best_checkpoint),
+        )
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
     if "l2" in summary:
@@ -204,6 +265,9 @@ def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> No
     """Print why a run stopped after a step, and the command that resumes it, unless it is silent."""
     if here.config.silent:
         return
-    print(f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}", flush=True)
+    print(
+        f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}",
+        flush=True,
+    )
     if stopped.is_out_of_time:
         print("The time limit applies again; add trainer.max_time_s=null to remove it", flush=True)

@@ -32,13 +32,16 @@ from lockstep.training.late_test import run_test
 from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
 
 
-def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool) -> int:
+def train(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool
+) -> int:
     """Train the run in `folder`, from its last checkpoint if there is one. Returns the exit code.
 
     `command` resumes the run after a stop. `has_test`: test at the end.
     """
     config = config_file.load(folder.config)
-    if errors := signatures.errors([config_file.to_tree(config)]):  # needs torch: not part of the check of the command
+    # needs torch: not part of the check of the command
+    if errors := signatures.errors([config_file.to_tree(config)]):
         raise ConfigError(*errors)
     with session.open_session(folder, config, world) as here:
         resumed_from = session.checkpoint(here, folder.last_checkpoint)
@@ -71,7 +74,9 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             here,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
-            logger=observers.built_loggers(here, observers.next_step(resumed_from.path, is_own=config.has_own_module)),
+            logger=observers.built_loggers(
+                here, observers.next_step(resumed_from.path, is_own=config.has_own_module)
+            ),
             profiler=profiler,
             max_epochs=config.trainer.max_epochs,
             log_every_n_steps=config.trainer.log_every_n_steps,
@@ -82,8 +87,11 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
             import lockstep.inference.predict  # noqa: F401  # for the test: the source may change during a training
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
-            norms.apply(module)  # Lightning does it for several workers; one GPU gains the faster kernels
-        gc.freeze()  # no collection looks at what exists here; none comes first: it copies pages that workers share
+            # Lightning does it for several workers; one GPU gains the faster kernels
+            norms.apply(module)
+        # no collection looks at what exists here; none comes first: it copies pages that workers
+        # share
+        gc.freeze()
         started = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
@@ -114,20 +122,30 @@ def train(folder: RunFolder, world: World | None, flag: SignalFlag, *, command: 
         return 0
 
 
-def prepare_training(here: Session, *, is_new: bool) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
+def prepare_training(
+    here: Session, *, is_new: bool
+) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
     """Build data and module, tried out on each other, and the callbacks that must come first; settle class weights.
 
-    A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank must call it. Raises
-    ConfigError if the parts do not fit together.
+    A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank
+    must call it. Raises ConfigError if the parts do not fit together.
     """
-    if is_new and here.config.has_library_network and here.config.pretrained is True and here.config.init_from is None:
+    if (
+        is_new
+        and here.config.has_library_network
+        and here.config.pretrained is True
+        and here.config.init_from is None
+    ):
         from lockstep.assembly import pretrained_weights
 
         pretrained_weights.download(here)  # before images are decoded
     data = run_parts.image_data(here, here.folder, is_new=is_new)
     here = _settle_class_weights(here, data)
     config = here.config
-    image_format, total_steps = run_parts.image_format(data), config.trainer.max_epochs * data.steps_per_epoch
+    image_format, total_steps = (
+        run_parts.image_format(data),
+        config.trainer.max_epochs * data.steps_per_epoch,
+    )
     module, first = run_parts.build_module(here, image_format, total_steps, is_trained=True)
     if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)

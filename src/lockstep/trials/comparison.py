@@ -46,7 +46,10 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     for metric in sides[0].results if sides else ():
         differences = [_difference(metric, sides[0], side) for side in sides[1:]]
         others = {at: each for at, each in enumerate(differences, 1) if each}
-        found += [(metric, at, each) for at, each in zip(others, holm([*others.values()], num_tests), strict=True)]
+        found += [
+            (metric, at, each)
+            for at, each in zip(others, holm([*others.values()], num_tests), strict=True)
+        ]
     if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
         what = "compare needs settings with a common metric, each of two or more finished seeds or folds"
         found_in = (f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in known)
@@ -56,8 +59,18 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     if is_json:
         keys = "name", "num_trials", "num_groups", "results"
         listed = [{key: getattr(side, key) for key in keys} for side in known]
-        between = [{"metric": metric, "second": sides[at].name, **each._asdict()} for metric, at, each in found]
-        print_json({"settings": dict(settings), "num_tests": num_tests, "sides": listed, "differences": between})
+        between = [
+            {"metric": metric, "second": sides[at].name, **each._asdict()}
+            for metric, at, each in found
+        ]
+        print_json(
+            {
+                "settings": dict(settings),
+                "num_tests": num_tests,
+                "sides": listed,
+                "differences": between,
+            }
+        )
         return 0
     out = terminal()
     marks = map(comparison.letter, range(len(sides)))
@@ -69,7 +82,9 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     for metric, at, each in found:
         results = _comparable_results(metric, sides[0], sides[at])
         means = " and ".join(measure(statistics.fmean(each.values())) for each in results)
-        sentence = words(each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric))
+        sentence = words(
+            each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric)
+        )
         say(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
         say(out, f"p is adjusted for all {num_tests} pairs (Holm), the intervals are not.")
@@ -80,7 +95,9 @@ def _sides(argument: str) -> list[Side]:
     """Return the settings that fit SWEEP or SWEEP:SETTING=VALUE,..., the best first; values may be as in the table."""
     path, _, typed = argument.partition(":")
     if not (Path(path) / SWEEP).is_file():
-        raise ValueError(f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs.")
+        raise ValueError(
+            f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs."
+        )
     wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
     sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
@@ -89,7 +106,11 @@ def _sides(argument: str) -> list[Side]:
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
     sides, known = [], []
     for settings, rows in sweep_table.repeated:
-        known.append(f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(":"))
+        known.append(
+            f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(
+                ":"
+            )
+        )
         given = {(key, value) for key, value in rows[0].settings.items() if key not in REPEATS}
         if not wanted <= given | {(key, text(value)) for key, value in given}:
             continue
@@ -100,15 +121,22 @@ def _sides(argument: str) -> list[Side]:
             for metric, value in {objective.name: row.value, **row.tests}.items():
                 if value is not None:
                     measured[metric][row.settings.get(over, "")].append(value)
-        results = {name: {key: statistics.fmean(same) for key, same in of.items()} for name, of in measured.items()}
+        results = {
+            name: {key: statistics.fmean(same) for key, same in of.items()}
+            for name, of in measured.items()
+        }
         num_groups = num_tested_groups(done) if over == FOLD else 0
         sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max, num_groups))
     if not sides:
-        raise ValueError(f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}.")
+        raise ValueError(
+            f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}."
+        )
     return sides
 
 
-def _comparable_results(metric: str, first: Side, second: Side) -> tuple[dict[str, float], dict[str, float]]:
+def _comparable_results(
+    metric: str, first: Side, second: Side
+) -> tuple[dict[str, float], dict[str, float]]:
     """Return the results of two or more common seeds or folds, or all results."""
     ours, theirs = first.results[metric], second.results.get(metric, {})
     common = [key for key in ours if key in theirs]
@@ -121,12 +149,18 @@ def _difference(metric: str, first: Side, second: Side) -> Difference | None:
     """Pair the results of equal seeds or folds, or compare means. Raises ValueError for folds of different images."""
     ours, theirs = _comparable_results(metric, first, second)
     are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
-    if first.over != second.over or min(len(ours), len(theirs)) < 2 or (are_folds and not are_paired):
+    if (
+        first.over != second.over
+        or min(len(ours), len(theirs)) < 2
+        or (are_folds and not are_paired)
+    ):
         return None
     for fold in ours if are_folds else ():
         if _images(first.trials[fold]) != _images(second.trials[fold]):
             what = f"fold {fold} of {first.name} and of {second.name} has different images"
-            raise ValueError(f"{what}: compare folds of the same data, data.folds and data.split_seed.")
+            raise ValueError(
+                f"{what}: compare folds of the same data, data.folds and data.split_seed."
+            )
     if are_paired:
         found = paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds)
     else:

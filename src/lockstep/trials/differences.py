@@ -42,20 +42,27 @@ Found = TypeVar("Found", Spread, Difference)
 def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
     """Cut the interval to what is possible: 0 to 1 for a fraction, -1 to 1 for a difference of two. Others are kept.
 
-    It holds the truth as often as before. `values` are the results: of a custom metric they may be in percent.
+    It holds the truth as often as before. `values` are the results: of a custom metric they may be
+    in percent.
     """
-    is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(0 <= value <= 1 for value in values)
+    is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(
+        0 <= value <= 1 for value in values
+    )
     if found.low is None or found.high is None or not is_fraction:
         return found
-    return found._replace(low=max(found.low, -1.0 if isinstance(found, Difference) else 0.0), high=min(found.high, 1.0))
+    return found._replace(
+        low=max(found.low, -1.0 if isinstance(found, Difference) else 0.0),
+        high=min(found.high, 1.0),
+    )
 
 
 def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
     """Return the spread of at least one value of seeds or, if `are_folds`, of all folds of a dataset.
 
-    The interval is Student's t. Two of n folds share most of their training images, so their results are correlated by
-    about 1/n (test images : all images), and the variance of the mean is deviation^2 (1/n + 1/(n - 1)): the corrected
-    resampled t test of Nadeau and Bengio, Inference for the generalization error, Machine Learning 52 (2003).
+    The interval is Student's t. Two of n folds share most of their training images, so their
+    results are correlated by about 1/n (test images : all images), and the variance of the mean is
+    deviation^2 (1/n + 1/(n - 1)): the corrected resampled t test of Nadeau and Bengio, Inference
+    for the generalization error, Machine Learning 52 (2003).
     """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
@@ -69,7 +76,8 @@ def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
 def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
     """Test the differences of at least two pairs of equal seeds or, if `are_folds`, of equal folds.
 
-    Where the differences do not vary, as of accuracies on few images, t would be infinite: the test is Wilcoxon's.
+    Where the differences do not vary, as of accuracies on few images, t would be infinite: the test
+    is Wilcoxon's.
     """
     n, mean, deviation, low, high = spread(values, are_folds=are_folds)
     assert deviation is not None  # of two values
@@ -109,12 +117,15 @@ def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:
 def words(found: Difference, second: str, over: str, *, is_max: bool | None) -> str:
     """Say how `second` differs from A; `is_max` is None if neither direction is better."""
     sign = 1 if found.value >= 0 else -1
-    kind = (("higher", "lower") if is_max is None else ("better", "worse"))[(sign == 1) == (is_max is False)]
+    kind = (("higher", "lower") if is_max is None else ("better", "worse"))[
+        (sign == 1) == (is_max is False)
+    ]
     form = measure if abs(found.value) < 0.001 else "{:.4f}".format  # ends as long as the value
     ends = [form(sign * end) for end in (found.low, found.high) if end is not None][::sign]
     count = f"{' and '.join(f'{count:,}' for count in found.counts)} {over}"
     p = f"p = {found.p:.2g}" if found.p >= 1e-4 else "p < 0.0001"
     facts = ", ".join(filter(None, (" to ".join(ends), count, found.test, p)))
-    amount = f"{measure(abs(found.value))} {kind} than" if abs(found.value) > 1e-12 else "equal to"  # up to rounding
+    # up to rounding
+    amount = f"{measure(abs(found.value))} {kind} than" if abs(found.value) > 1e-12 else "equal to"
     verdict = "unlikely to be chance" if found.p < UNLIKELY else "may be chance"
     return f"{second} is {amount} A ({facts}): {verdict}."

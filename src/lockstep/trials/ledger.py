@@ -19,7 +19,8 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.redaction import redact
 
 DONE = ("finished", "pruned")
-FREE = ("launcher", "sweep", "cluster", "dry_run", "silent", "hydra")  # may change between two commands
+# may change between two commands
+FREE = ("launcher", "sweep", "cluster", "dry_run", "silent", "hydra")
 
 
 @dataclass
@@ -48,7 +49,10 @@ class Trial:
 
 
 def _overrides_by_key(overrides: Sequence[str]) -> dict[str, str]:
-    return {key: value for key, _, value in (override.lstrip("+").partition("=") for override in overrides)}
+    return {
+        key: value
+        for key, _, value in (override.lstrip("+").partition("=") for override in overrides)
+    }
 
 
 @dataclass
@@ -70,17 +74,23 @@ class Ledger:
             ledger = cls(path, kept["name"], tuple(kept["command"]))
             for entry in kept["trials"]:
                 folder = RunFolder(path / entry["folder"])
-                ledger.trials.append(Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"]))
+                ledger.trials.append(
+                    Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
+                )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path / SWEEP} is not a sweep ledger") from error
         for trial in ledger.trials:
             if not trial.folder.path.resolve().is_relative_to(path.resolve()):
-                raise ValueError(f"{path / SWEEP} names a folder outside of the sweep: {trial.folder.path}")
+                raise ValueError(
+                    f"{path / SWEEP} names a folder outside of the sweep: {trial.folder.path}"
+                )
         return ledger
 
     def find(self, overrides: Sequence[str]) -> Trial | None:
         """Return the trial of these overrides, in any order."""
-        return next((trial for trial in self.trials if sorted(trial.overrides) == sorted(overrides)), None)
+        return next(
+            (trial for trial in self.trials if sorted(trial.overrides) == sorted(overrides)), None
+        )
 
     @property
     def next_number(self) -> int:
@@ -92,7 +102,11 @@ class Ledger:
         same = next((trial.number for trial in self.trials if trial.folder == folder), None)
         if same is not None:
             raise ConfigError(
-                Error("conflict", f"hydra.sweep.subdir={subdir}", f"is already the folder of trial {same}")
+                Error(
+                    "conflict",
+                    f"hydra.sweep.subdir={subdir}",
+                    f"is already the folder of trial {same}",
+                )
             )
         trial = Trial(self.next_number, tuple(overrides), folder)
         self.trials.append(trial)
@@ -103,7 +117,12 @@ class Ledger:
         for trial in self.trials:
             entry = {"number": trial.number, "overrides": trial.overrides, "device": trial.device}
             entries.append(entry | {"folder": str(trial.folder.path.relative_to(self.path))})
-        kept = {"name": self.name, "command": self.command, "trials": entries, "updated": time.time()}
+        kept = {
+            "name": self.name,
+            "command": self.command,
+            "trials": entries,
+            "updated": time.time(),
+        }
         write_json(self.path / SWEEP, kept)
 
     @property
@@ -135,7 +154,11 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     """Raise ConfigError unless this user made a sweep and its trials here; a trusted one becomes this user's."""
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
-        made = [trial.folder for trial in Ledger.open(folder.path, None, ()).trials if trial.folder.config.exists()]
+        made = [
+            trial.folder
+            for trial in Ledger.open(folder.path, None, ()).trials
+            if trial.folder.config.exists()
+        ]
         for each in (folder, *made):
             if is_trusted:
                 each.claim()
@@ -144,7 +167,9 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
         file = naming.display_path(folder.path / SWEEP)
-        raise ConfigError(Error("damaged", file, f"cannot be read ({error})", "choose another sweep.name")) from error
+        raise ConfigError(
+            Error("damaged", file, f"cannot be read ({error})", "choose another sweep.name")
+        ) from error
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:

@@ -22,7 +22,10 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             lines.append(f"{path.name} is not written: {error}")
             continue
         if folders:
-            parts = [read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n") for folder in folders]
+            parts = [
+                read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
+                for folder in folders
+            ]
             with atomic_file(path) as file:
                 file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
             lines.append(f"Out-of-fold predictions: {display_path(path)}")
@@ -38,7 +41,9 @@ def refresh(folder: RunFolder, *, is_silent: bool) -> None:
         ledger = Ledger.open(sweep.path, None, ())
         lines = join(ledger, present_table(ledger))
     except (OSError, ValueError) as error:  # a finished run must not fail
-        lines = [f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: {error}"]
+        lines = [
+            f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: {error}"
+        ]
     if not is_silent:
         print(*lines, sep="\n", flush=True)
 
@@ -50,14 +55,22 @@ def of_best(sweep: Path) -> list[RunFolder]:
     folders = _tested(rows)
     if not folders:
         what = f"{display_path(sweep)} has no predictions of all folds"
-        raise ValueError(f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run.")
+        raise ValueError(
+            f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run."
+        )
     return folders
 
 
 def _tested(rows: Sequence[Row]) -> list[RunFolder]:
     """Return the folds of a setting, none unless all are tested. Raises ValueError if their images are not the same."""
-    folders = [row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()]
-    if not folders or len(folders) < len(rows) or len(rows) != config_file.load(folders[0].config).data.folds:
+    folders = [
+        row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()
+    ]
+    if (
+        not folders
+        or len(folders) < len(rows)
+        or len(rows) != config_file.load(folders[0].config).data.folds
+    ):
         return []
     if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
         raise ValueError("the images changed between the folds. Use another sweep.name")

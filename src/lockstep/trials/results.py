@@ -7,7 +7,14 @@ from typing import Any
 from lockstep.config import build
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.runs.discovery import best_row, is_number, look_at, read_rows, read_summary, read_tests
+from lockstep.runs.discovery import (
+    best_row,
+    is_number,
+    look_at,
+    read_rows,
+    read_summary,
+    read_tests,
+)
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS
 from lockstep.system.trees import at
@@ -64,7 +71,12 @@ def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collect
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
     summary = read_summary(trial.folder)
-    training_s, num_groups = summary.get("training_s", facts.get("elapsed_s")), at(summary, ["groups", "test"])
+    training_s, num_groups = (
+        summary.get("training_s", facts.get("elapsed_s")),
+        at(summary, ["groups", "test"]),
+    )
     value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
     tests, num_groups = read_tests(trial.folder), num_groups if is_number(num_groups) else 0
-    return Row(trial, settings, live or state_of(facts), value, loss, tests, training_s, facts, num_groups)
+    return Row(
+        trial, settings, live or state_of(facts), value, loss, tests, training_s, facts, num_groups
+    )

@@ -27,9 +27,9 @@ INTERVAL = "95 % interval"
 class Group(NamedTuple):
     """A setting: trials that differ only in seed and fold, with the spread of the objective over them.
 
-    `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are averaged, and count as
-    one of `n`; a seed that was trained twice does, too. `tests` has the spread of the test results that all of
-    `trials` have.
+    `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are
+    averaged, and count as one of `n`; a seed that was trained twice does, too. `tests` has the
+    spread of the test results that all of `trials` have.
     """
 
     settings: dict[str, str]
@@ -92,9 +92,15 @@ class Table:
 
     @property
     def texts(self) -> dict[str, list[str]]:
-        columns = {name: values for name, values in self.columns.items() if name not in ("folder", "reason")}
+        columns = {
+            name: values
+            for name, values in self.columns.items()
+            if name not in ("folder", "reason")
+        }
         times = columns.pop("training_s")
-        return {name: list(map(text, values)) for name, values in columns.items()} | {"time": list(map(time, times))}
+        return {name: list(map(text, values)) for name, values in columns.items()} | {
+            "time": list(map(time, times))
+        }
 
     @property
     def setting_texts(self) -> dict[str, list[str]]:
@@ -137,29 +143,55 @@ class Table:
             if done := [row for row in rows if row.result is not None]:
                 columns = {name: [row.tests.get(name) for row in done] for name in self.tests}
                 columns[self.objective.name] = [row.result for row in done]
-                whole = {name: self._repetitions(done, each) for name, each in columns.items() if None not in each}
-                spreads = {name: bounded(spread(each, are_folds=are_folds), name, each) for name, each in whole.items()}
+                whole = {
+                    name: self._repetitions(done, each)
+                    for name, each in columns.items()
+                    if None not in each
+                }
+                spreads = {
+                    name: bounded(spread(each, are_folds=are_folds), name, each)
+                    for name, each in whole.items()
+                }
                 found = spreads.pop(self.objective.name)
                 tests = {name: each._asdict() for name, each in spreads.items()}
                 numbers = tuple(row.trial.number for row in done)
-                size, num_groups = max(len(rows), least), num_tested_groups(done) if are_folds else 0
-                groups.append(Group(settings, numbers, size, self.over, *found, tests=tests, num_groups=num_groups))
+                size, num_groups = (
+                    max(len(rows), least),
+                    num_tested_groups(done) if are_folds else 0,
+                )
+                groups.append(
+                    Group(
+                        settings,
+                        numbers,
+                        size,
+                        self.over,
+                        *found,
+                        tests=tests,
+                        num_groups=num_groups,
+                    )
+                )
         return groups
 
     @cached_property
     def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
         """The trials that differ only in seed and fold, by their other settings.
 
-        Settings whose trials are all finished come first, then the best mean; of equal means, the lower mean of the
-        validation loss, then the first in the command.
+        Settings whose trials are all finished come first, then the best mean; of equal means, the
+        lower mean of the validation loss, then the first in the command.
         """
         least = self._least
 
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             rows, results = item[1], [row.result for row in item[1]]
-            value, loss = (self._mean(rows, column) for column in (results, [row.loss for row in rows]))
+            value, loss = (
+                self._mean(rows, column) for column in (results, [row.loss for row in rows])
+            )
             rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
-            return None in results or len(results) < least, rank_of_mean, min(row.trial.number for row in rows)
+            return (
+                None in results or len(results) < least,
+                rank_of_mean,
+                min(row.trial.number for row in rows),
+            )
 
         return sorted(self.group_rows(*REPEATS), key=order)
 
@@ -190,16 +222,23 @@ class Table:
         members: dict[tuple[str, ...], list[Row]] = defaultdict(list)
         for row in self.rows:
             members[tuple(row.trial.typed.get(key, "") for key in keys)].append(row)
-        return [({key: rows[0].settings.get(key, "") for key in keys}, rows) for rows in members.values()]
+        return [
+            ({key: rows[0].settings.get(key, "") for key in keys}, rows)
+            for rows in members.values()
+        ]
 
     @property
     def notes(self) -> list[str]:
         """Lines below the table: what one trial of a setting shows, failed trials."""
         notes = []
         if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
-            notes.append("Each setting ran once: a difference may be chance. seed=0,1,2 repeats each.")
+            notes.append(
+                "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
+            )
         failed = [row for row in self.rows if row.state == "failed"]
-        return notes + [f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed]
+        return notes + [
+            f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed
+        ]
 
 
 def num_tested_groups(rows: Sequence[Row]) -> int:
@@ -220,12 +259,20 @@ def table(
     keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
     for trial in ledger.trials:
-        if trial.number in running or trial.number not in kept or not kept[trial.number].settings.keys() >= {*repeats}:
+        if (
+            trial.number in running
+            or trial.number not in kept
+            or not kept[trial.number].settings.keys() >= {*repeats}
+        ):
             kept[trial.number] = row_of(trial, objective, running.get(trial.number), repeats)
     rows = [kept[trial.number] for trial in ledger.trials]
 
     def order(row: Row) -> tuple[Any, ...]:
-        return row.state != "finished", rank(row.value, row.loss, is_max=objective.is_max), row.trial.number
+        return (
+            row.state != "finished",
+            rank(row.value, row.loss, is_max=objective.is_max),
+            row.trial.number,
+        )
 
     made = Table(objective, keys, tuple(sorted(rows, key=order)), is_search)
     if not made.is_repeated:
@@ -242,10 +289,14 @@ def present_table(ledger: Ledger) -> Table:
 
 def config_of(ledger: Ledger) -> Config:
     """Return the configuration of the first trial of a sweep. Raises ValueError if there is none yet."""
-    file = next((trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None)
+    file = next(
+        (trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None
+    )
     if file is None:
         where = display_path(ledger.path)
-        raise ValueError(f"{where} is a sweep without a trial yet: lockstep jobs show shows its job.")
+        raise ValueError(
+            f"{where} is a sweep without a trial yet: lockstep jobs show shows its job."
+        )
     return config_file.load(file)
 
 
@@ -253,13 +304,18 @@ def differing_keys(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the keys whose values differ between the trials, in the order of the command."""
     settings = [trial.typed for trial in trials]
     keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
-    return tuple(key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1)
+    return tuple(
+        key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1
+    )
 
 
 def description(trial: Trial, trials: Sequence[Trial]) -> str:
     """Return the settings in which a trial differs from others; all settings of a single trial."""
     keys = differing_keys(trials) or trial.settings
-    return " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings) or "the defaults"
+    return (
+        " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings)
+        or "the defaults"
+    )
 
 
 def write(ledger: Ledger, sweep_table: Table) -> None:
@@ -277,8 +333,12 @@ def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
         "name": ledger.name,
         "command": list(ledger.command),
         "best_trials": best.trials if best is not None else (),
-        "objectives": {sweep_table.objective.name: "max" if sweep_table.objective.is_max else "min"},
-        "trials": [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)],
+        "objectives": {
+            sweep_table.objective.name: "max" if sweep_table.objective.is_max else "min"
+        },
+        "trials": [
+            dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)
+        ],
         "groups": [group._asdict() for group in sweep_table.groups],
     }
 

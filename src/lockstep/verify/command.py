@@ -1,7 +1,8 @@
 """Trains a few steps of a configuration by one worker and by several, and compares them.
 
-Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where rounding is far
-below any mistake: with even, uneven and empty shards, and stopped and resumed with another number of workers.
+Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where
+rounding is far below any mistake: with even, uneven and empty shards, and stopped and resumed with
+another number of workers.
 """
 
 import tempfile
@@ -33,7 +34,8 @@ from lockstep.system.wording import plural
 if TYPE_CHECKING:
     from lockstep.verify.comparison import Compared
 
-NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2  # optimizer steps of an epoch, epochs, batches of an evaluation
+# optimizer steps of an epoch, epochs, batches of an evaluation
+NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
 KINDS = ("weights", "statistics", "metrics")
@@ -67,7 +69,9 @@ VARIANTS = {
 MAX_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
 
-def run_verification(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False) -> int:
+def run_verification(
+    texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False
+) -> int:
     """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1.
 
     `is_by_bits` compares the bits that it has with virtual shards, in its own precision.
@@ -87,23 +91,39 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
         raise ConfigError(
-            Error("conflict", f"resume={config.resume}", "continues a run, verify starts new ones", "remove it")
+            Error(
+                "conflict",
+                f"resume={config.resume}",
+                "continues a run, verify starts new ones",
+                "remove it",
+            )
         )
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
     if is_by_bits and count < MAX_WORKERS:
         problem = f"is less than the {MAX_WORKERS} workers of lockstep verify"
-        raise ConfigError(Error("range", f"trainer.virtual_shards={count}", problem, f"use at least {MAX_WORKERS}"))
+        raise ConfigError(
+            Error(
+                "range", f"trainer.virtual_shards={count}", problem, f"use at least {MAX_WORKERS}"
+            )
+        )
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
     tree["trainer"] |= {
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         "precision": trainer["precision"] if is_by_bits else "float64",
         "virtual_shards": count if is_by_bits else None,
-        "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,  # with one step an epoch, one after the cut
+        # with one step an epoch, one after the cut
+        "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,
         **{"num_nodes": 1, "devices": 1, "loads": None},
-        **{"graph": False, "log_every_n_steps": 1, "check_val_every_n_epoch": 1, "max_time_s": None, "profiler": None},
+        **{
+            "graph": False,
+            "log_every_n_steps": 1,
+            "check_val_every_n_epoch": 1,
+            "max_time_s": None,
+            "profiler": None,
+        },
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
@@ -119,15 +139,25 @@ class Verification:
         self._config = config
         self._signals = signals
         self._is_by_bits = config.trainer.virtual_shards is not None
-        self._others = [each for each in VARIANTS if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)]
+        self._others = [
+            each
+            for each in VARIANTS
+            if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)
+        ]
         self._uses_gpus = hardware.num_visible_gpus() >= MAX_WORKERS
         self._out = terminal()
 
     def run(self) -> int:
         where = "GPUs" if self._uses_gpus else "CPU processes"
-        epochs, size = self._config.trainer.max_epochs, plural(self._config.global_batch_size, "sample")
+        epochs, size = (
+            self._config.trainer.max_epochs,
+            plural(self._config.global_batch_size, "sample"),
+        )
         steps = f"{epochs} epochs of up to {NUM_STEPS} steps of {size}"
-        trainer, ways = self._config.trainer, f"with 1 worker, and in {len(self._others)} other ways"
+        trainer, ways = (
+            self._config.trainer,
+            f"with 1 worker, and in {len(self._others)} other ways",
+        )
         precision = "its precision" if trainer.precision == "auto" else trainer.precision
         shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
         say(self._out, f"Training {steps} in {precision}{shards}, on {where}: {ways} ...")
@@ -137,7 +167,9 @@ class Verification:
             if code not in (0, EXIT_FAILED, EXIT_CONFIG):
                 return code
             if code:
-                failures[variant] = self._folder(variant).failure_cause() or "it ended without an error message"
+                failures[variant] = (
+                    self._folder(variant).failure_cause() or "it ended without an error message"
+                )
             if ALONE in failures:
                 if code == EXIT_CONFIG:
                     exit_with(ConfigError(*errors_of(failures[ALONE])))
@@ -156,7 +188,9 @@ class Verification:
             config_file.save(self._config_of(part), folder.config)
             options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
             job = Job(_verify, folder, options)
-            if code := parent.run_workers(job, len(part.loads), self._signals, log=folder.path / LOG):
+            if code := parent.run_workers(
+                job, len(part.loads), self._signals, log=folder.path / LOG
+            ):
                 return code
         return 0
 
@@ -165,7 +199,10 @@ class Verification:
         is_alone = len(part.loads) == 1
         on_gpus = "single_device" if is_alone else "ddp"
         tree["strategy"]["name"] = on_gpus if self._uses_gpus else "cpu"
-        tree["trainer"] |= {"devices": len(part.loads), "loads": None if is_alone else list(part.loads)}
+        tree["trainer"] |= {
+            "devices": len(part.loads),
+            "loads": None if is_alone else list(part.loads),
+        }
         return validation.check_tree(tree)
 
     def _report(self, failures: dict[str, str]) -> int:
@@ -175,20 +212,32 @@ class Verification:
         compared: dict[str, Compared] = {}
         for variant in (each for each in self._others if each not in failures):
             parts = [len(part.loads) for part in VARIANTS[variant]]
-            compared[variant] = compare(alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits)
+            compared[variant] = compare(
+                alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits
+            )
         print_table(_table(self._others, compared, self._out), self._out)
         texts = list(explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
             say(self._out, text)
-        facts = {"is_exact": not texts, "limit": 0.0 if self._is_by_bits else LIMIT, "explanations": texts}
-        answer(facts | {"variants": [_facts(variant, compared.get(variant)) for variant in self._others]})
+        facts = {
+            "is_exact": not texts,
+            "limit": 0.0 if self._is_by_bits else LIMIT,
+            "explanations": texts,
+        }
+        answer(
+            facts
+            | {"variants": [_facts(variant, compared.get(variant)) for variant in self._others]}
+        )
         if texts:
             return EXIT_FAILED
         if self._is_by_bits:
             say(self._out, "Exact: every bit of weights, statistics and metrics is the same.")
             return 0
         largest = max(kind.size for result in compared.values() for kind in result[:3])
-        say(self._out, f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).")
+        say(
+            self._out,
+            f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).",
+        )
         return 0
 
 
@@ -199,7 +248,9 @@ def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Consol
         if result is None:
             rows.append([variant, Text("failed", style="red"), "-", "-", "-"])
         else:
-            is_exact = Text("exact", style="green") if result.is_exact else Text("differs", style="red")
+            is_exact = (
+                Text("exact", style="green") if result.is_exact else Text("differs", style="red")
+            )
             rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
     return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
 
@@ -211,7 +262,9 @@ def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
     return {"variant": variant, "state": "exact" if result.is_exact else "differs", **sizes}
 
 
-def explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool) -> Iterator[str]:
+def explanations(
+    compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
+) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
@@ -221,15 +274,26 @@ def explanations(compared: "dict[str, Compared]", failures: dict[str, str], *, i
             continue
         first = result.first
         if first is None:
-            worst = max((result.metrics, result.weights, result.statistics), key=lambda kind: kind.rank())
-            reason = "no step of the training differs" if worst is result.metrics else "rounding grows there"
+            worst = max(
+                (result.metrics, result.weights, result.statistics), key=lambda kind: kind.rank()
+            )
+            reason = (
+                "no step of the training differs"
+                if worst is result.metrics
+                else "rounding grows there"
+            )
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
             text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
-            reasons.setdefault(worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}")
+            reasons.setdefault(
+                worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}"
+            )
         else:
             sample = "" if first.sample is None else f", sample {first.sample}"
             head = f"{variant}: first difference: {first.part}{sample}, in step {first.step}, by "
-            reasons.setdefault(first.part, f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}")
+            reasons.setdefault(
+                first.part,
+                f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}",
+            )
     yield from reasons.values()
 
 

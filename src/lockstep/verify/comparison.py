@@ -61,7 +61,9 @@ class Compared(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        return all(kind.size <= self.limit for kind in (self.weights, self.statistics, self.metrics))
+        return all(
+            kind.size <= self.limit for kind in (self.weights, self.statistics, self.metrics)
+        )
 
 
 def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool) -> Compared:
@@ -69,8 +71,12 @@ def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool)
     one, two = (torch.load(folder / STATE_FILE, weights_only=True) for folder in (alone, other))
     for state in (one, two):
         metrics = state["metrics"].items()
-        state["metrics"] = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics}
-    weights, statistics, metrics = (_distance(one[kind], two[kind]) for kind in ("weights", "statistics", "metrics"))
+        state["metrics"] = {
+            name: torch.tensor(value, dtype=torch.float64) for name, value in metrics
+        }
+    weights, statistics, metrics = (
+        _distance(one[kind], two[kind]) for kind in ("weights", "statistics", "metrics")
+    )
     limit, noticeable = (0.0, 0.0) if is_by_bits else (LIMIT, NOTICEABLE)
     first = first_difference(list(steps(alone, [1])), list(steps(other, parts)), noticeable)
     return Compared(weights, statistics, metrics, first, limit)
@@ -79,13 +85,18 @@ def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool)
 def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield the traces of all workers of each micro-batch, merged by sample."""
     for part, num_workers in enumerate(parts):
-        ranks = [torch.load(folder / trace_file(rank, part), weights_only=True) for rank in range(num_workers)]
+        ranks = [
+            torch.load(folder / trace_file(rank, part), weights_only=True)
+            for rank in range(num_workers)
+        ]
         for entries in zip(*ranks, strict=True):
             samples = torch.cat([entry["samples"] for entry in entries])
             order = samples.argsort(stable=True)
             values: dict[str, Tensor] = {}
             for name in max((entry["values"] for entry in entries), key=len):
-                rows = torch.cat([entry["values"][name] for entry in entries if name in entry["values"]])
+                rows = torch.cat(
+                    [entry["values"][name] for entry in entries if name in entry["values"]]
+                )
                 if len(rows) == len(samples):
                     values[name] = rows[order]
             yield {**entries[0], "samples": samples[order], "values": values}
@@ -124,7 +135,10 @@ def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
     sizes = [Apart(0.0, "")]
     for name, value in one.items():
         other = two[name]
-        is_same = all(torch.equal(of(value), of(other)) for of in (torch.isnan, torch.nan_to_num, torch.signbit))
+        is_same = all(
+            torch.equal(of(value), of(other))
+            for of in (torch.isnan, torch.nan_to_num, torch.signbit)
+        )
         if not is_same:
             # of 0 and -0 the smallest number
             size = float(_relative(value, other, value).max()) or math.ulp(0.0)

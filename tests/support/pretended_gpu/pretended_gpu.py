@@ -1,7 +1,8 @@
 """Pretended GPUs: CUDA tensors in host memory (kernels.cpp), and the functions of the driver that Python calls (here).
 
-`install` replaces the functions of `torch._C` that call the driver; `torch.cuda` itself stays. gloo takes the place of
-NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md describes its limits.
+`install` replaces the functions of `torch._C` that call the driver; `torch.cuda` itself stays. gloo
+takes the place of NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md describes its
+limits.
 """
 
 import atexit
@@ -23,14 +24,19 @@ def install(library: str, num_gpus: int, memory_mib: int) -> None:
     torch.ops.load_library(library)
     gpu: Any = torch.ops.pretended_gpu
     gpu.replace_kernels(memory_mib << 20)
-    torch._C._set_mkldnn_enabled(False)  # CUDA never uses it, and its bfloat16 products gave infinities here
+    # CUDA never uses it, and its bfloat16 products gave infinities here
+    torch._C._set_mkldnn_enabled(False)
     _replace_driver(torch, gpu, num_gpus)
     _replace_streams(torch, gpu)
     _replace_graphs(torch, gpu)
     _replace_memory(torch, gpu)
     _replace_nccl(dist)
     if "LOCKSTEP_PRETENDED_ASKS" in os.environ:
-        atexit.register(lambda: print(f"{gpu.num_asked()} kinds of calls were put to CUDA's kernels", flush=True))
+        atexit.register(
+            lambda: print(
+                f"{gpu.num_asked()} kinds of calls were put to CUDA's kernels", flush=True
+            )
+        )
 
 
 def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
@@ -46,7 +52,8 @@ def visible_gpus(num_gpus: int, visible: str | None) -> list[int]:
 
 
 def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
-    started_by: list[int] = []  # process ids: a fork of a process that has started CUDA cannot use it
+    # process ids: a fork of a process that has started CUDA cannot use it
+    started_by: list[int] = []
     mode = 0
     gpu.find(num_gpus)
 
@@ -182,7 +189,10 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
             self.device = torch.device("cuda", self.device_index)
 
         def __eq__(self, other: object) -> bool:
-            return isinstance(other, Stream) and (self.stream_id, self.device) == (other.stream_id, other.device)
+            return isinstance(other, Stream) and (self.stream_id, self.device) == (
+                other.stream_id,
+                other.device,
+            )
 
         def __hash__(self) -> int:
             return hash((self.stream_id, self.device))
@@ -230,7 +240,10 @@ def _replace_graphs(torch: Any, gpu: Any) -> None:
             self._pool = torch.cuda.graph_pool_handle()
 
         def capture_begin(
-            self, pool: Any = None, capture_error_mode: str = "global", check_input_liveness: bool = True
+            self,
+            pool: Any = None,
+            capture_error_mode: str = "global",
+            check_input_liveness: bool = True,
         ) -> None:
             self._pool = pool or self._pool
             self._graph.capture_begin(list(self._pool), capture_error_mode)
@@ -253,14 +266,19 @@ def _replace_graphs(torch: Any, gpu: Any) -> None:
     def is_capturing() -> bool:
         return gpu.is_capturing()
 
-    torch._C._cuda_isCurrentStreamCapturing = torch.cuda.graphs._cuda_isCurrentStreamCapturing = is_capturing
+    torch._C._cuda_isCurrentStreamCapturing = torch.cuda.graphs._cuda_isCurrentStreamCapturing = (
+        is_capturing
+    )
     torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = CUDAGraph
 
 
 def _replace_memory(torch: Any, gpu: Any) -> None:
     def memory_stats(device: int) -> dict[str, Any]:
         used, most, _ = gpu.memory()
-        return {f"{name}_bytes": {"all": {"current": used, "peak": most}} for name in ("allocated", "reserved")}
+        return {
+            f"{name}_bytes": {"all": {"current": used, "peak": most}}
+            for name in ("allocated", "reserved")
+        }
 
     def memory_info(device: int) -> tuple[int, int]:
         used, _, limit = gpu.memory()
@@ -295,8 +313,12 @@ def _replace_nccl(dist: Any) -> None:
     device_of_objects = c10d._get_object_coll_device
 
     def create(options: Any, backend_options: Any) -> Any:
-        made = c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
-        options.process_group._register_backend(device("cpu"), c10d.ProcessGroup.BackendType.NCCL, made)
+        made = c10d.ProcessGroupGloo(
+            options.store, options.group_rank, options.group_size, timeout=options.timeout
+        )
+        options.process_group._register_backend(
+            device("cpu"), c10d.ProcessGroup.BackendType.NCCL, made
+        )
         return made
 
     def get_object_coll_device(group: Any = None) -> str:

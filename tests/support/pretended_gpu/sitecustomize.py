@@ -30,7 +30,9 @@ def _in_environment(module: Any) -> None:
             return getattr(os, name)
 
         def listdir(self, path: str) -> list[str]:
-            gpus = [f"nvidia{number}" for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))]
+            gpus = [
+                f"nvidia{number}" for number in range(int(os.environ["LOCKSTEP_PRETENDED_GPUS"]))
+            ]
             return os.listdir(path) + (gpus if path == "/dev" else [])
 
     module.os = _Os()

@@ -28,8 +28,13 @@ class Net(nn.Module):
 
 
 def images(*, seed: int) -> Splits:
-    pixels = torch.randint(0, 256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    parts = [Images(part, torch.zeros(10, dtype=torch.int64), list("0123456789")) for part in torch.split(pixels, 10)]
+    pixels = torch.randint(
+        0, 256, (30, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    parts = [
+        Images(part, torch.zeros(10, dtype=torch.int64), list("0123456789"))
+        for part in torch.split(pixels, 10)
+    ]
     splits = Splits(*parts, class_names=("a", "b"), statistics=Statistics((0.5,), (0.2,)))
     assert_type(splits.parts, dict[str, Images])
     return splits

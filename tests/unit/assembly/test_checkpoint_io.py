@@ -60,7 +60,7 @@ def test_crash_keeps_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (read["global_step"], read["loops"]) == (1, {"fit_loop": {"batches": 1}})
 
 
-# -- behind the training -----------------------------------------------------------------------------------------------
+# -- behind the training ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -100,6 +100,10 @@ def test_error_in_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_end
             raise ValueError("another error, at which Lightning takes the fit down")
         except ValueError:
             with pytest.raises(RuntimeError, match="unexpected pos") as caught:
-                behind.teardown() if is_end else behind.save_checkpoint(state_after(2), tmp_path / "last.ckpt")
-    assert "last.ckpt cannot be written" in str(refusals.explain_error(caught.value, tmp_path, "rank 0 of 1"))
+                behind.teardown() if is_end else behind.save_checkpoint(
+                    state_after(2), tmp_path / "last.ckpt"
+                )
+    assert "last.ckpt cannot be written" in str(
+        refusals.explain_error(caught.value, tmp_path, "rank 0 of 1")
+    )
     assert names(tmp_path) == set()

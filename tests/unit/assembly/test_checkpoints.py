@@ -62,7 +62,10 @@ def test_damaged_checkpoint(folder: RunFolder, damage: Callable[[Path], None]) -
     assert path == folder.best_checkpoint
     assert note.startswith(f"{folder.last_checkpoint} ")
     cut_short(folder.best_checkpoint)
-    assert checkpoints.choose_checkpoint(folder, folder.last_checkpoint).path == folder.checkpoints / "first.ckpt"
+    assert (
+        checkpoints.choose_checkpoint(folder, folder.last_checkpoint).path
+        == folder.checkpoints / "first.ckpt"
+    )
 
 
 def test_link_not_followed(folder: RunFolder) -> None:
@@ -70,7 +73,10 @@ def test_link_not_followed(folder: RunFolder) -> None:
     for target in ("nowhere", "first.ckpt"):
         folder.best_checkpoint.unlink()
         folder.best_checkpoint.symlink_to(target)
-        assert checkpoints.choose_checkpoint(folder, folder.last_checkpoint).path == folder.checkpoints / "first.ckpt"
+        assert (
+            checkpoints.choose_checkpoint(folder, folder.last_checkpoint).path
+            == folder.checkpoints / "first.ckpt"
+        )
 
 
 def test_no_valid_checkpoint(folder: RunFolder) -> None:

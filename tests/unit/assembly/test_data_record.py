@@ -28,7 +28,12 @@ SPLITS = Splits(
 )
 RECORD = data_record.record_of(SPLITS)
 NUMBERS = data_record.record_of(
-    Splits(images(["a", "a", "b"], [[0.5], [0.25], [1.0]]), images(["c"], [[0.0]]), images(["d"], [[0.0]]), ("weight",))
+    Splits(
+        images(["a", "a", "b"], [[0.5], [0.25], [1.0]]),
+        images(["c"], [[0.0]]),
+        images(["d"], [[0.0]]),
+        ("weight",),
+    )
 )
 
 
@@ -44,16 +49,38 @@ def changed(path: list[Any], value: Any, before: dict[str, Any] = RECORD) -> dic
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (RECORD, changed(["class_names"], ["cat", "wolf"]), "classes in their order: dog is now wolf"),
-        (RECORD, changed(["class_names"], ["cat", "dog", "emu"]), "classes in their order: 2 classes, now 3"),
-        (RECORD, changed(["class_names"], ["dog", "cat"]), "classes in their order: cat is now dog, dog is now cat"),
-        (RECORD, changed(["val"], {"names": ["cat/2.png"], "targets": [0]}), "1 image removed, such as dog/2.png"),
         (
             RECORD,
-            changed(["val"], {"names": ["cat/2.png", "dog/2.png", "a", "b"], "targets": [0, 1, 0, 0]}),
+            changed(["class_names"], ["cat", "wolf"]),
+            "classes in their order: dog is now wolf",
+        ),
+        (
+            RECORD,
+            changed(["class_names"], ["cat", "dog", "emu"]),
+            "classes in their order: 2 classes, now 3",
+        ),
+        (
+            RECORD,
+            changed(["class_names"], ["dog", "cat"]),
+            "classes in their order: cat is now dog, dog is now cat",
+        ),
+        (
+            RECORD,
+            changed(["val"], {"names": ["cat/2.png"], "targets": [0]}),
+            "1 image removed, such as dog/2.png",
+        ),
+        (
+            RECORD,
+            changed(
+                ["val"], {"names": ["cat/2.png", "dog/2.png", "a", "b"], "targets": [0, 1, 0, 0]}
+            ),
             "2 images added, such as a",
         ),
-        (RECORD, changed(["test", "targets", 0], 1), "1 image with another target, such as cat/3.png"),
+        (
+            RECORD,
+            changed(["test", "targets", 0], 1),
+            "1 image with another target, such as cat/3.png",
+        ),
         (
             RECORD,
             {**RECORD, "val": RECORD["test"], "test": RECORD["val"]},
@@ -61,7 +88,9 @@ def changed(path: list[Any], value: Any, before: dict[str, Any] = RECORD) -> dic
         ),
         (
             RECORD,
-            changed(["train"], {"names": ["cat/1.png", "dog/0.png", "cat/0.png"], "targets": [0, 1, 0]}),
+            changed(
+                ["train"], {"names": ["cat/1.png", "dog/0.png", "cat/0.png"], "targets": [0, 1, 0]}
+            ),
             "the order of its images, or how often one is listed",
         ),
         (
@@ -69,7 +98,11 @@ def changed(path: list[Any], value: Any, before: dict[str, Any] = RECORD) -> dic
             changed(["train"], {"names": ["a", "b"], "targets": [[0.25], [1.0]]}, NUMBERS),
             "the order of its images, or how often one is listed",
         ),
-        (NUMBERS, changed(["train", "targets", 2], [2.0], NUMBERS), "1 image with another target, such as b"),
+        (
+            NUMBERS,
+            changed(["train", "targets", 2], [2.0], NUMBERS),
+            "1 image with another target, such as b",
+        ),
         (  # of a Dataset, whose samples contain their targets
             changed(["train"], {"names": ["a", "b"], "targets": []}, NUMBERS),
             changed(["train"], {"names": ["b"], "targets": []}, NUMBERS),
@@ -91,15 +124,26 @@ def test_groups(tmp_path: Path) -> None:
     data_record._write(RunFolder(tmp_path), before)
     assert data_record.read(RunFolder(tmp_path)) == before
     assert data_record.differences(before, now) == ["1 image with another group, such as cat/1.png"]
-    assert data_record.differences(RECORD, now) == data_record.differences(now, RECORD) == []  # an earlier version
+    # an earlier version
+    assert data_record.differences(RECORD, now) == data_record.differences(now, RECORD) == []
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        *(b"", b"no gzip", b"\x1f\x8b\x08", gzip.compress(b"{}", mtime=0), gzip.compress(b"[1]", mtime=0)),
-        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [1], "hashes": {}}}).encode(), mtime=0),
-        gzip.compress(json.dumps(RECORD | {"contents": {"sizes": [], "hashes": []}}).encode(), mtime=0),
+        *(
+            b"",
+            b"no gzip",
+            b"\x1f\x8b\x08",
+            gzip.compress(b"{}", mtime=0),
+            gzip.compress(b"[1]", mtime=0),
+        ),
+        gzip.compress(
+            json.dumps(RECORD | {"contents": {"sizes": [1], "hashes": {}}}).encode(), mtime=0
+        ),
+        gzip.compress(
+            json.dumps(RECORD | {"contents": {"sizes": [], "hashes": []}}).encode(), mtime=0
+        ),
         gzip.compress(json.dumps(RECORD | {"groups": {"val": ["a"]}}).encode(), mtime=0),
     ],
 )
@@ -135,7 +179,9 @@ def test_other_contents(tmp_path: Path) -> None:
     again = data_record.record_of(written(tmp_path / "copy", contents))
     assert data_record.differences(before, again) == []
     same_size = data_record.record_of(written(tmp_path / "b", contents | {"cat/1.bmp": large(99)}))
-    assert data_record.differences(before, same_size) == ["1 image with other contents, such as cat/1.bmp"]
+    assert data_record.differences(before, same_size) == [
+        "1 image with other contents, such as cat/1.bmp"
+    ]
     del before["contents"]
     assert data_record.differences(before, same_size) == [], "an earlier version"
 
@@ -148,11 +194,18 @@ def test_overlap(tmp_path: Path, is_recorded: bool, capsys: pytest.CaptureFixtur
     if not is_recorded:
         del record["contents"]
     data_record._write(run, record)
-    others: Any = written(tmp_path / "b", {name: large(number + 99) for number, name in enumerate(NAMES)}).files
+    others: Any = written(
+        tmp_path / "b", {name: large(number + 99) for number, name in enumerate(NAMES)}
+    ).files
     one: Any = written(tmp_path / "c", contents | {"cat/1.bmp": large(99)}).files
     part: Any = written(tmp_path / "d", dict(list(contents.items())[2:])).files
-    assert data_record.overlap(run, others) == (data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None)
+    assert data_record.overlap(run, others) == (
+        data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None
+    )
     assert data_record.overlap(run, one) is None  # a change of the data of the run
     basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
-    assert f"is taken for the data of the run: its images have the same {basis}\n" in capsys.readouterr().out
+    assert (
+        f"is taken for the data of the run: its images have the same {basis}\n"
+        in capsys.readouterr().out
+    )
     assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])

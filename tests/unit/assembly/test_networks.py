@@ -33,7 +33,10 @@ def config() -> Config:
 
 def test_refuse_draws_changes_nothing(config: Config) -> None:
     net = Plain(1, 10, 4)
-    layers, before = dict(net.named_modules()), {name: value.clone() for name, value in net.state_dict().items()}
+    layers, before = (
+        dict(net.named_modules()),
+        {name: value.clone() for name, value in net.state_dict().items()},
+    )
     drawn = torch.get_rng_state()
     refuse_draws(config, net, SHAPE)
     assert dict(net.named_modules()) == layers
@@ -42,13 +45,16 @@ def test_refuse_draws_changes_nothing(config: Config) -> None:
 
 
 def test_refuse_draws_of_function(config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"the layer '' \(DropsByFunction\) draws random numbers by a function"):
+    with pytest.raises(
+        ConfigError, match=r"the layer '' \(DropsByFunction\) draws random numbers by a function"
+    ):
         refuse_draws(config, DropsByFunction(1, 10, 4), SHAPE)
 
 
 def test_refuse_draws_network_not_copied(config: Config) -> None:
     net = DropsByFunction(1, 10, 4)
-    net.register_buffer("scaled", net.fc.bias * 2)  # torch copies no tensor that has been computed with a gradient
+    # torch copies no tensor that has been computed with a gradient
+    net.register_buffer("scaled", net.fc.bias * 2)
     refuse_draws(config, net, SHAPE)
 
 

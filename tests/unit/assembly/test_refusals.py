@@ -19,7 +19,10 @@ def text(error: BaseException) -> str | None:
 
 def test_out_of_memory() -> None:
     asked = "Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of which 120.50 MiB is free"
-    assert text(torch.OutOfMemoryError(SAID)) == f"rank 1 of 2 ran out of memory ({asked}). {LESS_MEMORY}"
+    assert (
+        text(torch.OutOfMemoryError(SAID))
+        == f"rank 1 of 2 ran out of memory ({asked}). {LESS_MEMORY}"
+    )
     assert text(MemoryError()) == f"rank 1 of 2 ran out of memory. {LESS_MEMORY}"
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**52, dtype=torch.uint8)

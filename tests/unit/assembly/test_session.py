@@ -49,15 +49,22 @@ def session_of(config: Config, world: World, gpus: tuple[int, ...], folder: Path
     ids=["of its own", "shared", "named"],
 )
 def test_root_device(
-    gpus: tuple[int, ...], num_visible: int, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpus: tuple[int, ...],
+    num_visible: int,
+    device: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 3 of two workers on each of two machines."""
-    monkeypatch.setattr(rank_zero_only, "rank", 0)  # which Lightning sets for the whole process: taken back after this
+    # which Lightning sets for the whole process: taken back after this
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     here = session_of(config_of(), World("srun", 3, 1, 1, 4), gpus, tmp_path)
-    trainer = run_parts.lightning_trainer(here, L.LightningModule(), logger=False, enable_checkpointing=False)
+    trainer = run_parts.lightning_trainer(
+        here, L.LightningModule(), logger=False, enable_checkpointing=False
+    )
     assert trainer.strategy.root_device == torch.device(device)
     assert (trainer.world_size, trainer.global_rank, trainer.local_rank) == (4, 3, 1)
 
@@ -71,12 +78,15 @@ IMAGES = [f"image {number}.png cannot be read: replace or delete it." for number
     ids=["images", "metric"],
 )
 def test_errors_listed(error: ValueError, lines: list[str]) -> None:
-    with pytest.raises(errors.ConfigError) as caught, session.open_session(RunFolder(Path()), config_of(), None):
+    with (
+        pytest.raises(errors.ConfigError) as caught,
+        session.open_session(RunFolder(Path()), config_of(), None),
+    ):
         raise error
     assert list(map(str, caught.value.errors)) == lines
 
 
-# -- precision ---------------------------------------------------------------------------------------------------------
+# -- precision -------------------------------------------------------------------------------------
 
 
 class Card:
@@ -94,7 +104,8 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     yield Card(monkeypatch)
-    with session.open_session(RunFolder(Path()), config_of(), None):  # of a CPU: torch's state as other tests have it
+    # of a CPU: torch's state as other tests have it
+    with session.open_session(RunFolder(Path()), config_of(), None):
         pass
 
 
@@ -148,7 +159,9 @@ def test_tf32_off_in_float32(card: Card, before: str) -> None:
         ((6, 1), ("trainer.precision=auto",), "float32"),
     ],
 )
-def test_precision_of_gpu(card: Card, capability: tuple[int, int], texts: tuple[str, ...], precision: str) -> None:
+def test_precision_of_gpu(
+    card: Card, capability: tuple[int, int], texts: tuple[str, ...], precision: str
+) -> None:
     card.capability = capability
     found, reason = opened(*texts)
     assert found == precision
@@ -156,7 +169,8 @@ def test_precision_of_gpu(card: Card, capability: tuple[int, int], texts: tuple[
 
 
 @pytest.mark.parametrize(
-    ("precision", "more"), [("tf32", ()), ("tf32", ("strategy=cpu",)), ("float16", ("strategy=cpu",))]
+    ("precision", "more"),
+    [("tf32", ()), ("tf32", ("strategy=cpu",)), ("float16", ("strategy=cpu",))],
 )
 def test_precision_refused(card: Card, precision: str, more: tuple[str, ...]) -> None:
     card.capability = (7, 5)
@@ -165,7 +179,10 @@ def test_precision_refused(card: Card, precision: str, more: tuple[str, ...]) ->
 
 
 def test_precision_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = [("bfloat16", "A Card has tensor cores"), ("float32", "An Old Card has no bfloat16 arithmetic")]
+    choices = [
+        ("bfloat16", "A Card has tensor cores"),
+        ("float32", "An Old Card has no bfloat16 arithmetic"),
+    ]
     monkeypatch.setattr(session, "gather_objects", lambda mine: choices)
     with session.open_session(RunFolder(tmp_path), config_of(), None) as here:
         assert (here.precision, here.precision_reason) == choices[1]

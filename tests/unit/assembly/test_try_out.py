@@ -51,7 +51,11 @@ def config() -> Config:
 
 def refuse(config: Config, task: Task, outputs: Tensor, **parts: Any) -> None:
     images = {
-        name: Images(torch.zeros(len(targets), 1, 4, 4), targets, [f"{name}/{row}" for row in range(len(targets))])
+        name: Images(
+            torch.zeros(len(targets), 1, 4, 4),
+            targets,
+            [f"{name}/{row}" for row in range(len(targets))],
+        )
         for name, targets in parts.items()
     }
     data: Any = SimpleNamespace(splits=SimpleNamespace(parts=images))
@@ -79,21 +83,68 @@ def test_targets_pass(config: Config, name: str, targets: Tensor, outputs: tuple
 @pytest.mark.parametrize(
     ("name", "targets", "outputs", "expected"),
     [
-        ("classification", LABELS.float(), (2, 2), "train has float32 of shape (2,) for each sample"),
+        (
+            "classification",
+            LABELS.float(),
+            (2, 2),
+            "train has float32 of shape (2,) for each sample",
+        ),
         ("classification", CLASSES.int(), (2, 3), "train has int32 of shape () for each sample"),
         ("classification", MASKS, (2, 3), "train has int64 of shape (4, 4) for each sample"),
-        ("multilabel", CLASSES, (2, 3), "takes 0 or 1 for each label (3 of them), and train has int64"),
+        (
+            "multilabel",
+            CLASSES,
+            (2, 3),
+            "takes 0 or 1 for each label (3 of them), and train has int64",
+        ),
         ("multilabel", LABELS, (2, 3), "train has int64 of shape (2,) for each sample"),
-        ("regression", NUMBERS, (2, 3), "takes a finite number for each output (3 of them), and train has float32"),
-        ("classification", with_value(CLASSES, 3), (2, 3), "takes class numbers int64 from 0 to 2, and train has 3 in"),
-        ("classification", with_value(MASKS, -100), (2, 3, 4, 4), "values from -100 to -100 in train/4 (1 of 6 samp"),
-        ("multilabel", with_value(LABELS.float(), 0.5), (2, 2), "[0.5, 0.5] in train/4 (1 of 6 samples)"),
-        ("regression", with_value(NUMBERS, torch.nan), (2, 2), "[nan, nan] in train/4 (1 of 6 samples)"),
-        ("regression", with_value(NUMBERS[:, 0].double(), 1e39), (2, 1), "1e+39 in train/4 (1 of 6 samples)"),
-        ("regression", with_value(NUMBERS[:, 0], -torch.inf), (2, 1), "-inf in train/4 (1 of 6 samples)"),
+        (
+            "regression",
+            NUMBERS,
+            (2, 3),
+            "takes a finite number for each output (3 of them), and train has float32",
+        ),
+        (
+            "classification",
+            with_value(CLASSES, 3),
+            (2, 3),
+            "takes class numbers int64 from 0 to 2, and train has 3 in",
+        ),
+        (
+            "classification",
+            with_value(MASKS, -100),
+            (2, 3, 4, 4),
+            "values from -100 to -100 in train/4 (1 of 6 samp",
+        ),
+        (
+            "multilabel",
+            with_value(LABELS.float(), 0.5),
+            (2, 2),
+            "[0.5, 0.5] in train/4 (1 of 6 samples)",
+        ),
+        (
+            "regression",
+            with_value(NUMBERS, torch.nan),
+            (2, 2),
+            "[nan, nan] in train/4 (1 of 6 samples)",
+        ),
+        (
+            "regression",
+            with_value(NUMBERS[:, 0].double(), 1e39),
+            (2, 1),
+            "1e+39 in train/4 (1 of 6 samples)",
+        ),
+        (
+            "regression",
+            with_value(NUMBERS[:, 0], -torch.inf),
+            (2, 1),
+            "-inf in train/4 (1 of 6 samples)",
+        ),
     ],
 )
-def test_targets_refused(config: Config, name: str, targets: Tensor, outputs: tuple[int, ...], expected: str) -> None:
+def test_targets_refused(
+    config: Config, name: str, targets: Tensor, outputs: tuple[int, ...], expected: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         refuse(config, TASKS[name], torch.zeros(outputs), train=targets)
 
@@ -112,9 +163,18 @@ def dataset_parts(*names: str, classes: Tensor | None = None) -> tuple[Any, Clas
     """Data with a Dataset for each split, which lists its classes or not, and a module in training."""
     no_dataset: Any = []
     samples = Samples(
-        no_dataset, torch.arange(COUNT), "data.train", False, torch.zeros(0, 1, 4, 4), CLASSES[:0], classes
+        no_dataset,
+        torch.arange(COUNT),
+        "data.train",
+        False,
+        torch.zeros(0, 1, 4, 4),
+        CLASSES[:0],
+        classes,
     )
-    parts = {name: Images(samples, CLASSES[:0], [f"{name}/{row}" for row in range(COUNT)]) for name in names}
+    parts = {
+        name: Images(samples, CLASSES[:0], [f"{name}/{row}" for row in range(COUNT)])
+        for name in names
+    }
     data: Any = SimpleNamespace(splits=SimpleNamespace(parts=parts))
     return data, classifier(nn.Identity())
 
@@ -123,7 +183,9 @@ def enter_stage(module: Classifier, stage: str) -> None:
     module.trainer = SimpleNamespace(state=SimpleNamespace(stage=stage))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.parametrize(("stage", "split"), [("train", "train"), ("validate", "val"), ("test", "test")])
+@pytest.mark.parametrize(
+    ("stage", "split"), [("train", "train"), ("validate", "val"), ("test", "test")]
+)
 def test_targets_of_dataset_refused(config: Config, stage: str, split: str) -> None:
     data, module = dataset_parts("train", "val", "test")
     refuse_targets(config, data, module, torch.zeros(2, 3))
@@ -135,7 +197,9 @@ def test_targets_of_dataset_refused(config: Config, stage: str, split: str) -> N
         data.look_at_batch(batch)
 
 
-@pytest.mark.parametrize("setting", ["data.balance=1", "data.folds=2", "task.class_weights=[1,1,2]"])
+@pytest.mark.parametrize(
+    "setting", ["data.balance=1", "data.folds=2", "task.class_weights=[1,1,2]"]
+)
 def test_wrong_targets_list_refused(setting: str) -> None:
     data, module = dataset_parts("train", classes=CLASSES)
     enter_stage(module, "train")
@@ -155,7 +219,10 @@ class Moving(Task):
 @pytest.mark.parametrize(
     ("text", "is_movable"),
     [
-        *((text, True) for text in ("crop_padding=1", "flip=true", "vertical_flip=true", "rotation=5")),
+        *(
+            (text, True)
+            for text in ("crop_padding=1", "flip=true", "vertical_flip=true", "rotation=5")
+        ),
         *((text, False) for text in ("trivial=true", "rand_augment.num_ops=1")),
     ],
 )

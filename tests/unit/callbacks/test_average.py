@@ -28,7 +28,11 @@ class Module(L.LightningModule):
     def whole(self) -> dict[str, torch.Tensor]:
         """The tensors that have no average."""
         named = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        return {name: value for name, value in named.items() if not (value.is_floating_point() or value.is_complex())}
+        return {
+            name: value
+            for name, value in named.items()
+            if not (value.is_floating_point() or value.is_complex())
+        }
 
 
 def averages(average: Any = None) -> tuple[Module, AveragedModel, AveragedModel]:
@@ -54,7 +58,9 @@ def test_average_as_torch() -> None:
         for average in (ours, theirs):
             average.update_parameters(module)
         # torch's would round what is not a floating-point number
-        expected = theirs.state_dict() | {f"module.{name}": value for name, value in module.whole().items()}
+        expected = theirs.state_dict() | {
+            f"module.{name}": value for name, value in module.whole().items()
+        }
         assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
         buffers = dict(ours.module.named_buffers())
         assert all(torch.equal(value, buffers[name]) for name, value in module.whole().items())
@@ -71,7 +77,9 @@ def test_decay() -> None:
         torch.testing.assert_close(ours.module.get_parameter("net.0.weight"), expected)
 
 
-@pytest.mark.parametrize(("function", "kept"), [(TrainerFn.FITTING, "current_model_state"), ("test", "state_dict")])
+@pytest.mark.parametrize(
+    ("function", "kept"), [(TrainerFn.FITTING, "current_model_state"), ("test", "state_dict")]
+)
 def test_weights_after_load(function: Any, kept: str) -> None:
     trainer = bare_trainer()
     trainer.state.fn = function
@@ -80,8 +88,12 @@ def test_weights_after_load(function: Any, kept: str) -> None:
     train(module)
     checkpoint: dict[str, Any] = {"state_dict": module.state_dict()}
     callback.on_save_checkpoint(trainer, module, checkpoint)
-    saved = {key: {name: value.clone() for name, value in checkpoint[key].items()} for key in checkpoint}
+    saved = {
+        key: {name: value.clone() for name, value in checkpoint[key].items()} for key in checkpoint
+    }
     module.load_state_dict(saved["state_dict"])
     callback.on_load_checkpoint(trainer, module, saved)
-    assert not torch.equal(saved["state_dict"]["net.0.weight"], saved["current_model_state"]["net.0.weight"])
+    assert not torch.equal(
+        saved["state_dict"]["net.0.weight"], saved["current_model_state"]["net.0.weight"]
+    )
     assert torch.equal(module.state_dict()["net.0.weight"], saved[kept]["net.0.weight"])

@@ -17,7 +17,9 @@ from lockstep.trials.results import Objective, best_epoch
 from tests.support.modules import bare_trainer
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*Checkpoint directory"
+    "ignore:.*does not have many workers",
+    "ignore:.*LeafSpec.* is deprecated",
+    "ignore:.*Checkpoint directory",
 )
 NAN, INF = math.nan, math.inf
 Epochs = list[tuple[float, float]]  # value and loss of each validation
@@ -42,11 +44,20 @@ class Scripted(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-def trained(folder: Path, epochs: Epochs, mode: str, ckpt_path: Path | None = None, **settings: Any) -> None:
+def trained(
+    folder: Path, epochs: Epochs, mode: str, ckpt_path: Path | None = None, **settings: Any
+) -> None:
     best = ModelCheckpoint(
-        folder, "best", monitor="val/odd", mode=mode, enable_version_counter=False, save_on_train_epoch_end=True
+        folder,
+        "best",
+        monitor="val/odd",
+        mode=mode,
+        enable_version_counter=False,
+        save_on_train_epoch_end=True,
     )
-    last = ModelCheckpoint(folder, "last", enable_version_counter=False, save_on_train_epoch_end=True)
+    last = ModelCheckpoint(
+        folder, "last", enable_version_counter=False, save_on_train_epoch_end=True
+    )
     saves = {"callbacks": [best, last], "enable_checkpointing": True}
     trainer = bare_trainer(max_epochs=len(epochs), **saves, **settings)
     images = DataLoader([torch.zeros(1)])  # pyright: ignore[reportArgumentType]
@@ -76,15 +87,22 @@ SCRIPTS: dict[str, tuple[str, Epochs, int]] = {
 def test_best_epoch(tmp_path: Path, mode: str, epochs: Epochs, best: int) -> None:
     trained(tmp_path, epochs, mode)
     assert epoch_in(tmp_path / "best.ckpt") == best
-    rows = [{"epoch": at, "val/odd": value, "val/loss": loss} for at, (value, loss) in enumerate(epochs, 1)]
+    rows = [
+        {"epoch": at, "val/odd": value, "val/loss": loss}
+        for at, (value, loss) in enumerate(epochs, 1)
+    ]
     folder = RunFolder(tmp_path)
     files.write_rows(folder.metrics, rows)
     is_known = any(math.isfinite(value) for value, _ in epochs)
     row = best_epoch(folder, Objective("val/odd", mode == "max"))
-    assert row.get("epoch") == (best if is_known else None), "a sweep reads the metrics of that epoch"
+    assert row.get("epoch") == (best if is_known else None), (
+        "a sweep reads the metrics of that epoch"
+    )
 
 
-@pytest.mark.parametrize("name", ["equal values, lower loss", "equal values to minimize", "NaN first"])
+@pytest.mark.parametrize(
+    "name", ["equal values, lower loss", "equal values to minimize", "NaN first"]
+)
 def test_best_epoch_resumed(tmp_path: Path, name: str) -> None:
     mode, epochs, best = SCRIPTS[name]
     trained(tmp_path, epochs[:1], mode)

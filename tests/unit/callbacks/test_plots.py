@@ -16,7 +16,9 @@ AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that does not f
 
 def counts_of(num_classes: int) -> NDArray[np.int64]:
     made = np.random.default_rng(0)
-    return made.integers(0, 5, (num_classes, num_classes)) + 50 * np.eye(num_classes, dtype=np.int64)
+    return made.integers(0, 5, (num_classes, num_classes)) + 50 * np.eye(
+        num_classes, dtype=np.int64
+    )
 
 
 def drawn(figure: Figure) -> NDArray[np.uint8]:
@@ -37,14 +39,18 @@ def test_confusion_matrix_any_classes(names: list[str]) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_image_grid(channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, channels, 8, 8)).astype(np.uint8)
-    figure = plots.image_grid([[*pixels]], [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title")
+    figure = plots.image_grid(
+        [[*pixels]], [f"no. {n}" for n in range(7)], [n != 6 for n in range(7)], "title"
+    )
     (ax,) = figure.axes
     shown = np.asarray(ax.images[6].get_array())
     assert (shown == (pixels[6, 0] if channels == 1 else pixels[6].transpose(1, 2, 0))).all()
     assert drawn(figure).std() > 1
 
 
-@pytest.mark.parametrize(("shape", "is_calibrated"), [((1,), False), ((300,), True), ((300, 4), True)])
+@pytest.mark.parametrize(
+    ("shape", "is_calibrated"), [((1,), False), ((300,), True), ((300, 4), True)]
+)
 def test_reliability_bins(shape: tuple[int, ...], is_calibrated: bool) -> None:
     made = np.random.default_rng(0)
     confidences = made.random(shape) ** 0.3

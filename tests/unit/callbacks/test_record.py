@@ -17,8 +17,17 @@ def test_hash_of_last_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     wild = ("scheduler=constant", "optimizer.lr=3", *by_loss)
     folder = trained(tmp_path / "run", [*SMALL, "model.width=2", "callbacks=ema", *wild])
     last, best = (
-        weights_hash({name[4:]: value for name, value in saved["state_dict"].items() if name.startswith("net.")})
-        for saved in (torch.load(file, weights_only=True) for file in (folder.last_checkpoint, folder.best_checkpoint))
+        weights_hash(
+            {
+                name[4:]: value
+                for name, value in saved["state_dict"].items()
+                if name.startswith("net.")
+            }
+        )
+        for saved in (
+            torch.load(file, weights_only=True)
+            for file in (folder.last_checkpoint, folder.best_checkpoint)
+        )
     )
     assert best != last
     assert folder.read_summary()["weights_sha256"] == last

@@ -35,7 +35,10 @@ def root(tmp_path: Path) -> Path:
     for number, (split, count) in enumerate({"train": 6, "val": 2, "test": 2}.items()):
         for label, name in enumerate(("fox", "hen")):
             for i in range(count):
-                write_image(tmp_path / "images" / split / name / f"{i}.png", seed=100 * number + 10 * label + i)
+                write_image(
+                    tmp_path / "images" / split / name / f"{i}.png",
+                    seed=100 * number + 10 * label + i,
+                )
     write_image(tmp_path / "images" / "train" / "fox" / "0.png", seed=99, height=40, width=30)
     return tmp_path / "images"
 
@@ -91,16 +94,27 @@ NUMBERS = ("data.target_columns=[kg]", "data.targets=numbers")
     [
         (LIST, (0, "a", "0", "test"), ["leak"], EXIT_FAILED),
         (LIST, (1, "a", "1", "train"), ["contradiction"], EXIT_FAILED),
-        ((*LIST, *NUMBERS), (1, "b", "7", "train"), ["twice"], 0),  # numbers may differ for one image
+        # numbers may differ for one image
+        ((*LIST, *NUMBERS), (1, "b", "7", "train"), ["twice"], 0),
     ],
 )
 def test_file_listed_twice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: Any, row: Any, kinds: list[str], code: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: Any,
+    row: Any,
+    kinds: list[str],
+    code: int,
 ) -> None:
     file = write_listed(tmp_path)
-    cells = [(number, "ab"[number % 2], str(number), ("train", "val", "test")[number // 6]) for number in range(18)]
+    cells = [
+        (number, "ab"[number % 2], str(number), ("train", "val", "test")[number // 6])
+        for number in range(18)
+    ]
     listed = [(f"deep er/bild ü {number:02d}.png", *others) for number, *others in (*cells, row)]
-    write_list(file, [dict(zip(("path", "label", "kg", "split"), each, strict=True)) for each in listed])
+    write_list(
+        file, [dict(zip(("path", "label", "kg", "split"), each, strict=True)) for each in listed]
+    )
     facts = facts_of(capsys, *options, code=code)
     assert [each["kind"] for each in facts["copies"]] == kinds
     assert [image["name"] for image in facts["copies"][0]["images"]] == [listed[-1][0]] * 2
@@ -111,10 +125,16 @@ def test_equal_files_in_two_folds(tmp_path: Path, capsys: pytest.CaptureFixture[
         for number in range(9):
             write_image(tmp_path / "images" / name / f"{number}.png", seed=10 * label + number)
     for number in range(9):
-        shutil.copy(tmp_path / "images" / "fox" / f"{number}.png", tmp_path / "images" / "fox" / f"{number}c.png")
+        shutil.copy(
+            tmp_path / "images" / "fox" / f"{number}.png",
+            tmp_path / "images" / "fox" / f"{number}c.png",
+        )
     options = [(*FOLDER, "data.folds=3", f"data.fold={fold}") for fold in range(3)]
     found = [facts_of(capsys, *each, code=EXIT_FAILED) for each in options]
-    leaks = [{copy[1].replace("c.", ".") for copy in copies_of(facts) if copy[0] == "leak"} for facts in found]
+    leaks = [
+        {copy[1].replace("c.", ".") for copy in copies_of(facts) if copy[0] == "leak"}
+        for facts in found
+    ]
     assert set() < leaks[0] == leaks[1] == leaks[2]  # whichever fold is tested
 
 

@@ -89,7 +89,9 @@ def test_an_unknown_command_is_answered_with_the_nearest_one_in_a_line(
     assert error in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("part", "sections"), [("job", {"data"}), ("hydra", {"hydra"}), ("all", {"hydra", "data"})])
+@pytest.mark.parametrize(
+    ("part", "sections"), [("job", {"data"}), ("hydra", {"hydra"}), ("all", {"hydra", "data"})]
+)
 def test_cfg(capsys: pytest.CaptureFixture[str], part: str, sections: set[str]) -> None:
     arguments = command_line.parse(["--cfg", part, "--resolve"])
     composed.show(arguments, ["data=synthetic", "name=of-${seed}"], DEFAULT)
@@ -98,7 +100,9 @@ def test_cfg(capsys: pytest.CaptureFixture[str], part: str, sections: set[str]) 
     assert printed.get("name", "of-0") == "of-0"
 
 
-def test_shell_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completion(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMP_LINE", "python train.py data=di")
     composed.complete(["query=bash"], DEFAULT)
     assert capsys.readouterr().out.split() == ["data=digits"]

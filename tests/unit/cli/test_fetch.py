@@ -25,7 +25,10 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, st
     """The rows of the table by their names."""
     assert fetch(["strategy=cpu", *overrides], compose.DEFAULT) == 0
     _, table, _ = capsys.readouterr().out.split("─" * 78 + "\n")
-    return {name: text.strip() for name, _, text in (line.partition("  ") for line in table.splitlines())}
+    return {
+        name: text.strip()
+        for name, _, text in (line.partition("  ") for line in table.splitlines())
+    }
 
 
 def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
@@ -41,7 +44,9 @@ def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
     assert rows["for jobs"] == f"data.root={copy}/flowers.zip"
     archive.unlink()
     assert printed(capsys, "data=image_folder", rows["for jobs"])["data"] == rows["data"]
-    with pytest.raises(ConfigError, match=r"data\.copy_to=\$TMPDIR/x is on the job's machine: remove it"):
+    with pytest.raises(
+        ConfigError, match=r"data\.copy_to=\$TMPDIR/x is on the job's machine: remove it"
+    ):
         fetch([*asked, "data.copy_to=$TMPDIR/x"], compose.DEFAULT)
 
 
@@ -49,7 +54,9 @@ def test_weights_of_library(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))
-    weights = tmp_path / "home/hub/checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
+    weights = (
+        tmp_path / "home/hub/checkpoints" / Path(models.SqueezeNet1_1_Weights.DEFAULT.url).name
+    )
     weights.parent.mkdir(parents=True)
     torch.save(models.squeezenet1_1().state_dict(), weights)
     rows = printed(capsys, "model=torchvision", "model.name=squeezenet1_1", "model.pretrained=true")

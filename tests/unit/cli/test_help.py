@@ -14,14 +14,20 @@ from lockstep.system import hardware
 from tests.support.harness import ROOT
 
 
-def test_every_training_of_the_first_lines_is_a_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_training_of_the_first_lines_is_a_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flowers").mkdir()
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
-    lines = [line for line, _ in help.EXAMPLES if line.startswith("{command}") and "--help" not in line]
+    lines = [
+        line for line, _ in help.EXAMPLES if line.startswith("{command}") and "--help" not in line
+    ]
     for line in (line.removeprefix("{command}") for line in lines):
         words = typed_text.hydra_overrides(shlex.split(line))
-        assert overrides.check([word for word in words if word != "-m"], is_multirun="-m" in words).configs
+        assert overrides.check(
+            [word for word in words if word != "-m"], is_multirun="-m" in words
+        ).configs
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ from tests.support.harness import write_run
     ("output", "reason"),
     [
         ("network.h5", r"--output network\.h5: name a file that ends in \.onnx or \.pt2\."),
-        ("network.onnx", r"--output network\.onnx needs onnxscript: pip install onnxscript, or name a file"),
+        (
+            "network.onnx",
+            r"--output network\.onnx needs onnxscript: pip install onnxscript, or name a file",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
@@ -33,12 +36,17 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
 
 @pytest.mark.parametrize(
     ("is_trusted", "reason"),
-    [(False, "was not made here: .*: name a file with --output"), (True, "has the run finished an epoch")],
+    [
+        (False, "was not made here: .*: name a file with --output"),
+        (True, "has the run finished an epoch"),
+    ],
 )
 def test_output_of_foreign_folder(tmp_path: Path, is_trusted: bool, reason: str) -> None:
     folder = write_run(tmp_path / "run", ["data=synthetic"])
     theirs = shutil.copytree(folder.path, tmp_path / "theirs")
-    arguments = argparse.Namespace(output=None, run=str(theirs), trust=is_trusted, checkpoint="best", overrides=[])
+    arguments = argparse.Namespace(
+        output=None, run=str(theirs), trust=is_trusted, checkpoint="best", overrides=[]
+    )
     with pytest.raises(OSError, match=reason):
         export.run_export(arguments, Path())
 
@@ -66,10 +74,14 @@ def test_no_list_of_a_person_is_replaced(
     for name in ("done.csv", "drawn.png"):
         Path(name).touch()
     with pytest.raises(ValueError, match=reason):
-        inference.infer(argparse.Namespace(command="labels", run="run", output=output, json=False), tmp_path)
+        inference.infer(
+            argparse.Namespace(command="labels", run="run", output=output, json=False), tmp_path
+        )
 
 
-def test_a_job_keeps_the_promised_error_rate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_job_keeps_the_promised_error_rate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     given: list[str] = []
 
     def start(config: Any, name: str, arguments_in: Any) -> int:
@@ -77,6 +89,15 @@ def test_a_job_keeps_the_promised_error_rate(monkeypatch: pytest.MonkeyPatch, tm
         return 0
 
     monkeypatch.setattr(submission, "start_command", start)
-    typed = argparse.Namespace(command="predict", source="photos", max_error=0.05, top_k=2, overrides=[])
+    typed = argparse.Namespace(
+        command="predict", source="photos", max_error=0.05, top_k=2, overrides=[]
+    )
     assert inference._submit(typed, ["run"], config_of()) == 0
-    assert given == ["predict", "run", "photos", "--top-k=2", "--max-error=0.05", f"--job={tmp_path}"]
+    assert given == [
+        "predict",
+        "run",
+        "photos",
+        "--top-k=2",
+        "--max-error=0.05",
+        f"--job={tmp_path}",
+    ]

@@ -23,7 +23,12 @@ COMMANDS = {
 }
 TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "n2"}
+BATCH_SCRIPT = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_NODELIST": "n2",
+}
 SALLOC = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 ONE_OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
@@ -56,7 +61,11 @@ def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str
 
 @pytest.mark.parametrize(
     ("name", "launcher", "variables"),
-    [("benchmark", "torchrun", TORCHRUN), ("verify", "torchrun", TORCHRUN), ("verify", "srun", STEP)],
+    [
+        ("benchmark", "torchrun", TORCHRUN),
+        ("verify", "torchrun", TORCHRUN),
+        ("verify", "srun", STEP),
+    ],
 )
 def test_several_processes_are_refused_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +92,11 @@ def test_several_processes_are_refused_in_a_line(
     ],
 )
 def test_processes_of_a_launcher(
-    monkeypatch: pytest.MonkeyPatch, started: list[str], name: str, variables: dict[str, str], num_ranks: int
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[str],
+    name: str,
+    variables: dict[str, str],
+    num_ranks: int,
 ) -> None:
     assert code_of(monkeypatch, name, variables) == num_ranks
     assert started == [name]

@@ -8,7 +8,8 @@ from torchvision import models
 from lockstep.cli.model import summary_of
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit_b_16"])  # whose attention torch counts without its fast path only
+# whose attention torch counts without its fast path only
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_16"])
 def test_parameters_and_flops_are_those_of_torchvision(name: str) -> None:
     known: Any = models.get_model_weights(name)
     summary = summary_of(models.get_model(name, weights=None), (3, 224, 224), 1)

@@ -1,6 +1,7 @@
 """`lockstep schema`: it accepts every file of conf/, and refuses what a schema can refuse; training refuses the rest.
 
-A file of tests/wrong_files has one error. Its first line names the key, and whether only a training refuses it.
+A file of tests/wrong_files has one error. Its first line names the key, and whether only a training
+refuses it.
 """
 
 import re
@@ -23,7 +24,9 @@ from tests.support.harness import ROOT
 WRONG = ROOT / "tests/wrong_files"
 FILES_OF_CONF = [*sorted(CONF.rglob("*.yaml")), *sorted((FILES / "conf").rglob("*.yaml"))]
 WHOLE = json_schema(DEFAULT)
-LINE = re.compile(r"^(?:# @package _global_\n)?# yaml-language-server: \$schema=(\S+?)(?:#/\$defs/(\w+))?\n")
+LINE = re.compile(
+    r"^(?:# @package _global_\n)?# yaml-language-server: \$schema=(\S+?)(?:#/\$defs/(\w+))?\n"
+)
 
 
 def errors(tree: Any, part: str | None = None) -> list[str]:
@@ -53,7 +56,9 @@ def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> Non
     assert line is not None
     conf = FILES / "conf" if path.is_relative_to(FILES) else CONF
     assert (path.parent / line[1]).resolve() == conf / SCHEMA.name
-    assert line[2] == (None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name)
+    assert line[2] == (
+        None if path.parent == conf or "@package _global_" in path.read_text() else path.parent.name
+    )
     assert errors(tree_of(path), line[2]) == []
 
 
@@ -64,7 +69,9 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_in_this_process")
-@pytest.mark.parametrize("path", sorted(WRONG.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize(
+    "path", sorted(WRONG.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
 def test_a_wrong_file_is_refused_for_its_one_error(path: Path) -> None:
     text = path.read_text()
     header = re.search(r"^# Refused( by lockstep train only)?: (.*)$", text, re.MULTILINE)

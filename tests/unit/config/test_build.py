@@ -39,10 +39,14 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["seed: &a [1]\ntask: *a\n", None])
-def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(
+    tmp_path: Path, content: str | None
+) -> None:
     path = tmp_path / "config.yaml"
     os.mkfifo(path) if content is None else path.write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.yaml (cannot be read: .*(alias|not a regular file))"):
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml (cannot be read: .*(alias|not a regular file))"
+    ):
         config_file.load(path)
 
 
@@ -51,9 +55,12 @@ def test_target_that_hydra_refuses() -> None:
         build.build(Open.model_validate({"_target_": "os.system", "command": "true"}))
 
 
-# -- what a new run settles --------------------------------------------------------------------------------------------
+# -- what a new run settles ------------------------------------------------------------------------
 
-NETWORK, OF_TIMM = ("model=torchvision", "model.name=efficientnet_b0"), ("model=timm", "model.pretrained=true")
+NETWORK, OF_TIMM = (
+    ("model=torchvision", "model.name=efficientnet_b0"),
+    ("model=timm", "model.pretrained=true"),
+)
 PRETRAINED = (*NETWORK, "model.pretrained=true")
 
 
@@ -79,7 +86,9 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
 def test_settle_view_of_pretrained_weights(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
-    monkeypatch.setattr(pretrained_view.processes, "call", lambda function, *given: function(*given))
+    monkeypatch.setattr(
+        pretrained_view.processes, "call", lambda function, *given: function(*given)
+    )
     pretrained_view._view_of.cache_clear()
     config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
     settled = build.settle_config(config)
@@ -97,7 +106,9 @@ def test_load_other_version(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     write_atomically(run.config, yaml.safe_dump(tree))
     run.note(environment={"packages": {"lockstep": "0.0.1"}})
-    with pytest.raises(ConfigError, match=r"augment\.rotation is missing(.|\n)*by Lockstep 0\.0\.1"):
+    with pytest.raises(
+        ConfigError, match=r"augment\.rotation is missing(.|\n)*by Lockstep 0\.0\.1"
+    ):
         config_file.load(run.config)
 
 
@@ -122,10 +133,18 @@ GONE = object()
         (["data=list", "data.file=x.csv"], {"data.group_column": GONE, "data.shared_groups": GONE}),
         (
             ["logger=wandb"],
-            {"logger.wandb._target_": "lockstep.callbacks.ResumableWandbLogger", "logger.wandb.settings": GONE},
+            {
+                "logger.wandb._target_": "lockstep.callbacks.ResumableWandbLogger",
+                "logger.wandb.settings": GONE,
+            },
         ),
         (
-            [*NETWORK[:1], "model.name=resnet18", "augment.flip=true", "model.head_only=each_epoch"],
+            [
+                *NETWORK[:1],
+                "model.name=resnet18",
+                "augment.flip=true",
+                "model.head_only=each_epoch",
+            ],
             {"model.head_only": True, "model.dropout": 0.2, "model.frozen_norms": GONE},
         ),
         (["search=tpe"], {"search.objectives": {"val/loss": "min", "training_s": "min"}}),

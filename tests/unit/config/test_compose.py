@@ -10,7 +10,14 @@ from omegaconf import OmegaConf
 
 from lockstep.config import overrides
 from lockstep.config.composing import hydra_job
-from lockstep.config.composing.compose import CONF, DEFAULT, REFUSALS, Source, compose_config, groups
+from lockstep.config.composing.compose import (
+    CONF,
+    DEFAULT,
+    REFUSALS,
+    Source,
+    compose_config,
+    groups,
+)
 from lockstep.config.errors import ConfigError
 from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
@@ -62,7 +69,9 @@ def tree(source: Source, *typed: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("experiment", [*OURS, "own"])
-def test_an_experiment_overrides_the_choices_and_values_of_a_project(source: Source, experiment: str) -> None:
+def test_an_experiment_overrides_the_choices_and_values_of_a_project(
+    source: Source, experiment: str
+) -> None:
     typed = [f"experiment={experiment}", *["data.root=X"] * (experiment in ("finetune", "probe"))]
     conf = source.conf if experiment == "own" else CONF
     stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
@@ -85,14 +94,26 @@ def test_the_command_line_overrides_an_experiment(source: Source) -> None:
 
 def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
     configs = overrides.plan(["experiment=own,fashion_mnist"], source, is_multirun=True).configs
-    assert [(config.name, config.trainer.max_epochs) for config in configs] == [("own", 3), ("fashion_mnist", 10)]
+    assert [(config.name, config.trainer.max_epochs) for config in configs] == [
+        ("own", 3),
+        ("fashion_mnist", 10),
+    ]
 
 
 def test_jobs_of_a_sweep_in_the_order_of_hydra(source: Source) -> None:
-    typed = ["seed=0,1", "optimizer.lr=0.1,0.2", "data=synthetic", "name=n${hydra:job.num}", "seed=3,4"]
+    typed = [
+        "seed=0,1",
+        "optimizer.lr=0.1,0.2",
+        "data=synthetic",
+        "name=n${hydra:job.num}",
+        "seed=3,4",
+    ]
     folders = ["hydra.sweep.dir=of", "hydra.sweep.subdir=${hydra:job.num}_${seed}"]
     jobs = overrides.plan([*typed, *folders], source, is_multirun=True).jobs
-    assert [(job.config.seed, job.config.optimizer.lr, job.config.name, job.root, job.subdir) for job in jobs] == [
+    assert [
+        (job.config.seed, job.config.optimizer.lr, job.config.name, job.root, job.subdir)
+        for job in jobs
+    ] == [
         (3, 0.1, "n0", "of", "0_3"),
         (3, 0.2, "n1", "of", "1_3"),
         (4, 0.1, "n2", "of", "2_4"),
@@ -101,12 +122,19 @@ def test_jobs_of_a_sweep_in_the_order_of_hydra(source: Source) -> None:
 
 
 def test_folder_of_a_run(source: Source, tmp_path: Path) -> None:
-    typed = ["experiment=own", f"hydra.run.dir={tmp_path}/${{name}}", "hydra.searchpath=[pkg://lockstep.data]"]
+    typed = [
+        "experiment=own",
+        f"hydra.run.dir={tmp_path}/${{name}}",
+        "hydra.searchpath=[pkg://lockstep.data]",
+    ]
     (job,) = overrides.plan(typed, source).jobs
     assert job.folder == tmp_path / "own"
     assert job.cfg is not None
     assert job.cfg.hydra.searchpath[-1] == "pkg://lockstep.data"
-    assert (job.cfg.hydra.runtime.output_dir, job.cfg.hydra.job.config_name) == (str(job.folder), "config")
+    assert (job.cfg.hydra.runtime.output_dir, job.cfg.hydra.job.config_name) == (
+        str(job.folder),
+        "config",
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +148,12 @@ def test_folder_of_a_run(source: Source, tmp_path: Path) -> None:
         ("+callbacks.x.y={a: [1, 2]}", "callbacks.x.y.a=[3]", "~callbacks.x.y.b=null"),
         ("~callbacks", "+callbacks=early_stopping", "callbacks.early_stopping.patience=7"),
         ("trainer.devices=[0,1]", "+trainer.devices=[3]", "~optimizer", "name=n${seed}"),
-        ("hydra.job.config.override_dirname.exclude_keys=[seed]", "seed=2", "optimizer.lr=1", "model.width=2"),
+        (
+            "hydra.job.config.override_dirname.exclude_keys=[seed]",
+            "seed=2",
+            "optimizer.lr=1",
+            "model.width=2",
+        ),
         ("debug=fast", "experiment=fashion_mnist", "trainer.max_epochs=1"),
         ("+model.width=3",),
         ("~model.width=3",),

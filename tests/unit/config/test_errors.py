@@ -21,7 +21,10 @@ from tests.support.harness import ROOT
             Error("machine", "trainer.devices=4", ", but this machine has 2 GPUs"),
             "trainer.devices=4, but this machine has 2 GPUs",
         ),
-        (Error("failed", "optimizer", ": no package", "install it"), "optimizer: no package: install it"),
+        (
+            Error("failed", "optimizer", ": no package", "install it"),
+            "optimizer: no package: install it",
+        ),
         (Error("machine", "", "2 workers have no GPU"), "2 workers have no GPU"),
         (Error("damaged", "", "cannot be read").within("node1"), "node1: cannot be read"),
         (
@@ -34,7 +37,9 @@ def test_an_error_is_composed_of_its_key_its_problem_and_its_fix(error: Error, l
     assert str(error) == line
 
 
-def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_errors_are_printed_once_without_secrets_and_read_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     secret = Error("unknown", "logger.wandb.api_token=abcdef", "is not a setting", "remove it")
     found = ConfigError(secret, Error("value", "seed=x", "must be a number"), secret)
     with pytest.raises(SystemExit, match="2"):
@@ -54,7 +59,10 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(capsys: pyte
         ("", [Error("failed", "", "")]),
         (ValueError("one\ntwo"), [Error("failed", "", "one"), Error("failed", "", "two")]),
         (FileNotFoundError("no x"), [Error("missing", "", "no x")]),
-        (ConfigError(Error("value", "seed=x", "must be int")), [Error("value", "seed=x", "must be int")]),
+        (
+            ConfigError(Error("value", "seed=x", "must be int")),
+            [Error("value", "seed=x", "must be int")],
+        ),
     ],
 )
 def test_errors_of_texts(text: object, errors: list[Error]) -> None:

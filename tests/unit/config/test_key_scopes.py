@@ -35,5 +35,10 @@ def test_scope(key: str, tree: dict[str, object] | None, scope: Scope) -> None:
 
 def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
     free = key_scopes.FREE_IN_A_RESUMED_SWEEP
-    assert {key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")} <= free
-    assert not {key_scopes.scope(key) for key in ("trainer.precision", "trainer.max_epochs", "seed")} & free
+    assert {
+        key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")
+    } <= free
+    assert (
+        not {key_scopes.scope(key) for key in ("trainer.precision", "trainer.max_epochs", "seed")}
+        & free
+    )

@@ -33,7 +33,9 @@ def test_a_known_direction_is_that_of_the_metric_itself(target: str) -> None:
         ((OWN, f"{MONITOR}=val/mine", f"{MODE}=min"), ("val/mine", "min")),
     ],
 )
-def test_best_is_the_direction_of_the_metric(texts: tuple[str, ...], expected: tuple[str, str]) -> None:
+def test_best_is_the_direction_of_the_metric(
+    texts: tuple[str, ...], expected: tuple[str, str]
+) -> None:
     config = config_of(*texts)
     checkpoint = config.callbacks["checkpoint"]
     assert checkpoint is not None
@@ -44,27 +46,54 @@ def test_best_is_the_direction_of_the_metric(texts: tuple[str, ...], expected: t
 
 
 def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
-    assert metric_names.names(config_of(F1)) == ("train/loss", "train/accuracy", "val/loss", "val/accuracy", "val/f1")
+    assert metric_names.names(config_of(F1)) == (
+        "train/loss",
+        "train/accuracy",
+        "val/loss",
+        "val/accuracy",
+        "val/f1",
+    )
 
 
 @pytest.mark.parametrize(
     ("texts", "error"),
     [
-        (["task.label_smoothin=0"], "task.label_smoothin is not a setting: did you mean task.label_smoothing?"),
-        (["label_smoothing=0.2"], "label_smoothing is not a setting: did you mean task.label_smoothing=0.2?"),
+        (
+            ["task.label_smoothin=0"],
+            "task.label_smoothin is not a setting: did you mean task.label_smoothing?",
+        ),
+        (
+            ["label_smoothing=0.2"],
+            "label_smoothing is not a setting: did you mean task.label_smoothing=0.2?",
+        ),
         (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),
-        (["+task.metrics.loss._target_=torchmetrics.MeanMetric"], "task.metrics.loss cannot have this name"),
-        (["task.class_weights=[0.0,0.0]"], "task.class_weights=[0.0,0.0] counts no sample: give a class more than 0"),
-        (["task.class_weights=[1,nan]"], "] must be [float >= 0, ...] or balanced or null, as Classification has it"),
-        (["task.class_weights=[1,-1]"], "task.class_weights=[1,-1] must be [float >= 0, ...] or balanced or null"),
+        (
+            ["+task.metrics.loss._target_=torchmetrics.MeanMetric"],
+            "task.metrics.loss cannot have this name",
+        ),
+        (
+            ["task.class_weights=[0.0,0.0]"],
+            "task.class_weights=[0.0,0.0] counts no sample: give a class more than 0",
+        ),
+        (
+            ["task.class_weights=[1,nan]"],
+            "] must be [float >= 0, ...] or balanced or null, as Classification has it",
+        ),
+        (
+            ["task.class_weights=[1,-1]"],
+            "task.class_weights=[1,-1] must be [float >= 0, ...] or balanced or null",
+        ),
         (["task=regression", "task.loss=null"], "task.loss=null must be a section with _target_"),
         (["task.loss=mse"], "task.loss=mse must be a section with _target_"),
         ([f"{MONITOR}=val/f1"], f"{MONITOR}=val/f1 is not measured: choose from train/loss, "),
         ([OWN, f"{MONITOR}=val/mine"], "callbacks.checkpoint.mode=auto"),
         ([ECE, f"{MONITOR}=val/ece", f"{MODE}=max"], f"set {MODE}=min"),
         ([LOSS, "task.class_weights=[1.0,2.0]"], "task.label_smoothing=0.1 is of cross-entropy"),
-        ([LOSS, "task.class_weights=[1.0,2.0]"], "task.class_weights=[1.0,2.0] is of cross-entropy"),
+        (
+            [LOSS, "task.class_weights=[1.0,2.0]"],
+            "task.class_weights=[1.0,2.0] is of cross-entropy",
+        ),
     ],
 )
 def test_an_error_of_a_task_names_its_key_and_a_fix(texts: list[str], error: str) -> None:

@@ -79,7 +79,9 @@ def test_a_signature_is_that_of_the_object(target: str) -> None:
         ("lockstep.models.ResNet19", "'lockstep.models' has no 'ResNet19'", "ResNet18"),
     ],
 )
-def test_what_is_not_there_is_missing_with_the_names_that_are(target: str, what: str, near: str | None) -> None:
+def test_what_is_not_there_is_missing_with_the_names_that_are(
+    target: str, what: str, near: str | None
+) -> None:
     signatures.find("written.Circle")
     with pytest.raises(Missing, match=what) as caught:
         signatures.find(target)

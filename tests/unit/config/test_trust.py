@@ -14,13 +14,39 @@ from tests.support.composed import config_of
 
 RUN = RunFolder(Path("/somewhere/run"))
 KNOWN = [
-    *("lockstep.data.digits", "lockstep.models.ResNet18", "lockstep.callbacks.Pictures", "lockstep.tasks.Accuracy"),
-    *("torch.nn.MSELoss", "torch.nn.functional.huber_loss", "torch.optim.RAdam", "torch.optim.lr_scheduler.StepLR"),
-    *("torchvision.models.resnet18", "torchmetrics.F1Score", "lightning.pytorch.callbacks.Timer", "torch.tensor"),
+    *(
+        "lockstep.data.digits",
+        "lockstep.models.ResNet18",
+        "lockstep.callbacks.Pictures",
+        "lockstep.tasks.Accuracy",
+    ),
+    *(
+        "torch.nn.MSELoss",
+        "torch.nn.functional.huber_loss",
+        "torch.optim.RAdam",
+        "torch.optim.lr_scheduler.StepLR",
+    ),
+    *(
+        "torchvision.models.resnet18",
+        "torchmetrics.F1Score",
+        "lightning.pytorch.callbacks.Timer",
+        "torch.tensor",
+    ),
 ]
 UNKNOWN = [
-    *("os.system", "torch.os.system", "torch.nn.modules.module.os.system", "torchvision.models._api.torch.hub.load"),
-    *("torch.hub.load", "torch.load", "builtins.eval", "hydra.utils.get_method", "functools.partial"),
+    *(
+        "os.system",
+        "torch.os.system",
+        "torch.nn.modules.module.os.system",
+        "torchvision.models._api.torch.hub.load",
+    ),
+    *(
+        "torch.hub.load",
+        "torch.load",
+        "builtins.eval",
+        "hydra.utils.get_method",
+        "functools.partial",
+    ),
     *(
         "lockstep.load",
         "lockstep.data.lazy_loader",
@@ -64,12 +90,16 @@ def test_a_logger_of_a_service_is_accepted_where_trainings_alone_build_it(
         trust.check(run, config_of(f"+callbacks.mine={comet}"), compose.DEFAULT)
 
 
-def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_project_is_known_by_what_its_modules_define(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, package = RunFolder(tmp_path / "theirs" / "run"), tmp_path / "flower_project"
     for folder in (run.path, package, tmp_path / "outputs", tmp_path / "libraries"):
         folder.mkdir(parents=True)
     (package / "network.py").write_text("import os\nfrom os import system\n\nclass Net: ...\n")
-    (package / "__init__.py").write_text("from flower_project.network import Net, system\nfrom torch.nn import ReLU\n")
+    (package / "__init__.py").write_text(
+        "from flower_project.network import Net, system\nfrom torch.nn import ReLU\n"
+    )
     files = ("theirs/code.py", "theirs/run/code.py", "outputs/code.py", "libraries/installed.py")
     for path in (*files, "photos/helper.py", "flower_project/data/helper.py", "network.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -77,9 +107,24 @@ def test_the_project_is_known_by_what_its_modules_define(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "libraries")])
     project.enter(tmp_path)
-    project_names = ("flower_project.Net", "flower_project.network.Net", "flower_project.ReLU", "network.Net")
-    imported = ("flower_project.system", "flower_project.network.system", "flower_project.network.os.system")
-    others = ("theirs.code.Net", "theirs.run.code.Net", "outputs.code.Net", "installed.Net", "flower_project.Net.mro")
+    project_names = (
+        "flower_project.Net",
+        "flower_project.network.Net",
+        "flower_project.ReLU",
+        "network.Net",
+    )
+    imported = (
+        "flower_project.system",
+        "flower_project.network.system",
+        "flower_project.network.os.system",
+    )
+    others = (
+        "theirs.code.Net",
+        "theirs.run.code.Net",
+        "outputs.code.Net",
+        "installed.Net",
+        "flower_project.Net.mro",
+    )
     data = ("photos.helper.Net", "flower_project.data.helper.Net")  # folders without __init__.py
     names = (*project_names, *imported, *others, *data)
     assert [name for name in names if trust._is_known(name, run)] == [*project_names]

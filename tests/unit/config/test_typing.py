@@ -31,7 +31,15 @@ def errors(*texts: str, is_multirun: bool = False) -> list[str]:
 
 @pytest.mark.parametrize(
     "value",
-    ["~/x", "my (old) photos", r"^[a-z]+_(\d{1,2})", r"[a-z]+_(\d+)", "it's", "a=b", r"a'(b)" + "\\"],
+    [
+        "~/x",
+        "my (old) photos",
+        r"^[a-z]+_(\d{1,2})",
+        r"[a-z]+_(\d+)",
+        "it's",
+        "a=b",
+        r"a'(b)" + "\\",
+    ],
 )
 def test_unreadable_value_is_text(value: str) -> None:
     override = parse_override(f"data.root={value}")
@@ -49,9 +57,13 @@ def test_folder_is_fine_tuned(tmp_path: Path) -> None:
     assert (config.data.root, config.name) == (str(folder), "finetune")
 
 
-@pytest.mark.parametrize("text", ["experiment=probe", "data.root=x", "data=list", "resume=latest", "."])
+@pytest.mark.parametrize(
+    "text", ["experiment=probe", "data.root=x", "data=list", "resume=latest", "."]
+)
 def test_folder_and_contrary_settings(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"means experiment=finetune data.root=.*: remove it, or {text}$"):
+    with pytest.raises(
+        ConfigError, match=rf"means experiment=finetune data.root=.*: remove it, or {text}$"
+    ):
         typed_text.hydra_overrides([str(tmp_path), text])
 
 
@@ -90,7 +102,9 @@ ONE_DEVICE = "write strategy=single_device"
         (["-m", "trainer.accumulate_grad_batches=7", "global_batch_size=10,20,30"], 0, "=7"),
     ],
 )
-def test_mistake_is_one_error(monkeypatch: pytest.MonkeyPatch, texts: list[str], num_gpus: int, part: str) -> None:
+def test_mistake_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], num_gpus: int, part: str
+) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
     (error,) = errors(*(text for text in texts if text != "-m"), is_multirun="-m" in texts)
     assert part in error
@@ -100,17 +114,27 @@ def data(*overrides: str) -> Any:
     return check_config(compose_config(overrides)).data
 
 
-def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("DISK", "/a disk")
     config = check_config(
         compose_config(
-            ["data=image_folder", "data.root=$DISK/flowers", "data.cache=$DISK", "data.copy_to=data/$DISK/$DISK.5"]
+            [
+                "data=image_folder",
+                "data.root=$DISK/flowers",
+                "data.cache=$DISK",
+                "data.copy_to=data/$DISK/$DISK.5",
+            ]
         )
     )
     found = config.data.resolve_paths()
     assert (found.root, found.arguments()["cache"]) == ("/a disk/flowers", "/a disk")
     assert found.copy_to == "data//a disk//a disk.5"
-    assert data("data=list", "data.file='$DISK/x.csv'").resolve_paths().arguments()["file"] == "/a disk/x.csv"
+    assert (
+        data("data=list", "data.file='$DISK/x.csv'").resolve_paths().arguments()["file"]
+        == "/a disk/x.csv"
+    )
     assert config_file.to_tree(config)["data"]["root"] == "$DISK/flowers"
     plain = data("data=cifar10", "data.root='cost $5 or $'")
     assert plain.resolve_paths() == plain
@@ -128,5 +152,7 @@ def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
         lambda: data_presence.check(wanted),
         lambda: once_a_node(wanted, str, rank=0, local_rank=0, is_silent=True),
     ):
-        with pytest.raises(ConfigError, match=rf"^data\.copy_to=\$DISK.* on {socket.gethostname()}: .*$"):
+        with pytest.raises(
+            ConfigError, match=rf"^data\.copy_to=\$DISK.* on {socket.gethostname()}: .*$"
+        ):
             use()

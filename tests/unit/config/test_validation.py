@@ -54,12 +54,15 @@ def codes(found: Sequence[Error]) -> list[str]:
     return [f"{error.code} {error.key}" for error in found]
 
 
-# -- what passes -------------------------------------------------------------------------------------------------------
+# -- what passes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options])
+@pytest.mark.parametrize(
+    "choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options]
+)
 def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")  # SLURM's tools are not on every machine
+    # SLURM's tools are not on every machine
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(signatures, "is_there", lambda package: True)  # neither are all loggers
     needed = {
         "data=image_folder": ["data.root=here"],
@@ -69,7 +72,12 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
         "model=timm": ["model.name=resnet18.a1_in1k"],
         "experiment=finetune": ["data.root=here"],
         "experiment=probe": ["data.root=here"],
-        "optimizer=newton": ["scheduler=constant", "model=torchvision", "model.name=resnet18", "model.head_only=true"],
+        "optimizer=newton": [
+            "scheduler=constant",
+            "model=torchvision",
+            "model.name=resnet18",
+            "model.head_only=true",
+        ],
         "cluster=slurm": ["cluster.time_min=1", "cluster.warn_s=9", "strategy=cpu"],
     }.get(choice, [])
     if choice.startswith("benchmark="):  # which training does not read
@@ -156,19 +164,22 @@ def test_custom_target_parameters(custom: Path, texts: list[str], expected: list
 )
 def test_custom_target_keys(custom: Path, texts: list[str], expected: dict[str, Any]) -> None:
     (config,) = overrides.check(texts, Source(added=custom)).configs
-    group = {SGD: "optimizer", "data._target_=lockstep_custom.images": "data"}.get(texts[-1], "model")
+    group = {SGD: "optimizer", "data._target_=lockstep_custom.images": "data"}.get(
+        texts[-1], "model"
+    )
     section = config_file.to_tree(config)[group]
     assert {key: value for key, value in section.items() if not key.startswith("_")} == expected
 
 
-# -- every error, with its key and its hint ----------------------------------------------------------------------------
+# -- every error, with its key and its hint --------------------------------------------------------
 
 ERRORS: list[tuple[str, str, str]] = [
     # unknown keys
     ("optimizer.lrr=1", "unknown optimizer.lrr", "optimizer.lr?"),
     ("optimizer.lr.x=1", "unknown optimizer.lr.x", "remove it"),
     ("optimzer.lr=1", "unknown optimzer.lr", "optimizer.lr?"),
-    ("+model.colour=1", "unknown model.colour", "ResNet18 has width"),  # not itself, which the tree has now
+    # not itself, which the tree has now
+    ("+model.colour=1", "unknown model.colour", "ResNet18 has width"),
     ("+optimizer.colour=1", "unknown optimizer.colour", "SGD has lr"),
     ("lr=1", "unknown lr", "optimizer.lr=1?"),
     ("epochs=5", "unknown epochs", "trainer.max_epochs=5?"),
@@ -214,7 +225,11 @@ ERRORS: list[tuple[str, str, str]] = [
     ("model=ResNet50", "unknown model=ResNet50", "model=torchvision model.name=resnet50"),
     ("model.name=resnet50", "unknown model.name", "model=torchvision model.name=resnet50"),
     ("data.root=photos", "unknown data.root", "data=image_folder data.root=photos"),
-    ("model=resnet50.a1_in1k", "unknown model=resnet50.a1_in1k", "model=timm model.name=resnet50.a1_in1k"),
+    (
+        "model=resnet50.a1_in1k",
+        "unknown model=resnet50.a1_in1k",
+        "model=timm model.name=resnet50.a1_in1k",
+    ),
     ("model=resnet5", "unknown model=resnet5", "resnet18?"),
     ("data=null", "unknown data=null", "cifar10, dataset, digits"),
     ("data=[digits,nope]", "unknown data=[digits,nope]", "cifar10, dataset, digits"),
@@ -227,12 +242,20 @@ ERRORS: list[tuple[str, str, str]] = [
     # targets
     ("model._target_=nowhere.Net", "unknown model._target_=nowhere.Net", ""),
     ("optimizer._target_=SGD", "value optimizer._target_=SGD", "a name like package.module.Class"),
-    ("optimizer._target_=torch.optim.SDG", "unknown optimizer._target_=torch.optim.SDG", "torch.optim.SGD?"),
+    (
+        "optimizer._target_=torch.optim.SDG",
+        "unknown optimizer._target_=torch.optim.SDG",
+        "torch.optim.SGD?",
+    ),
     ("model=torchvision", "missing model.name", "model.name=..."),
     # parts of the network
     ("+parameters.head.pattern='('", "value parameters.head.pattern=(", "a regular expression"),
     ("+parameters.head={lr_factor: 2}", "missing parameters.head.pattern", ""),
-    ("+parameters.head={pattern: fc, rate: 2}", "unknown parameters.head.rate", "pattern, lr_factor"),
+    (
+        "+parameters.head={pattern: fc, rate: 2}",
+        "unknown parameters.head.rate",
+        "pattern, lr_factor",
+    ),
     ("+scheduler._interval_=epoch", "conflict scheduler._interval_=epoch", ""),
     ("+scheduler._interval_=batch", "value scheduler._interval_=batch", "step|epoch"),
     ("scheduler.warmup_fraction=1", "value scheduler.warmup_fraction=1", "0 <= float < 1"),
@@ -243,7 +266,11 @@ ERRORS: list[tuple[str, str, str]] = [
         "lightning.pytorch.callbacks.Timer?",
     ),
     ("+optimizer.params=1", "conflict optimizer.params", ""),
-    ("+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping", "missing callbacks.stop.monitor", ""),
+    (
+        "+callbacks.stop._target_=lightning.pytorch.callbacks.EarlyStopping",
+        "missing callbacks.stop.monitor",
+        "",
+    ),
     (
         "+callbacks.timer.duration={_target_: datetime.nope}",
         "unknown callbacks.timer.duration._target_=datetime.nope",
@@ -257,8 +284,16 @@ ERRORS: list[tuple[str, str, str]] = [
     ("optimizer.momentum=0", "failed optimizer._target_=torch.optim.SGD", ""),
     ("+data.copy_to=x", "conflict data.copy_to=x", ""),
     ("data.val_fraction=0.9", "range data.val_fraction=0.9 and data.test_fraction=0.2", ""),
-    ("callbacks.checkpoint.monitor=val/acc", "unknown callbacks.checkpoint.monitor=val/acc", "val/accuracy"),
-    ("callbacks.checkpoint.mode=min", "conflict callbacks.checkpoint.mode=min", "callbacks.checkpoint.mode=max"),
+    (
+        "callbacks.checkpoint.monitor=val/acc",
+        "unknown callbacks.checkpoint.monitor=val/acc",
+        "val/accuracy",
+    ),
+    (
+        "callbacks.checkpoint.mode=min",
+        "conflict callbacks.checkpoint.mode=min",
+        "callbacks.checkpoint.mode=max",
+    ),
     ("trainer.check_val_every_n_epoch=99", "range trainer.check_val_every_n_epoch=99", ""),
     (
         "+callbacks.last.train_time_interval={_target_: datetime.timedelta, hours: 1}",
@@ -277,7 +312,9 @@ def callback(kind: str, more: str = "") -> str:
 
 # callbacks of Lightning that work here, with the settings that they need
 WORKING = {
-    **dict.fromkeys(("Callback", "Checkpoint", "LambdaCallback", "LearningRateMonitor", "ModelSummary"), ""),
+    **dict.fromkeys(
+        ("Callback", "Checkpoint", "LambdaCallback", "LearningRateMonitor", "ModelSummary"), ""
+    ),
     **dict.fromkeys(("EMAWeightAveraging", "RichModelSummary", "WeightAveraging"), ""),
     "DeviceStatsMonitor": "",
     "EarlyStopping": ", monitor: val/loss",
@@ -306,18 +343,34 @@ LARGE = 99999999999999999999
 
 # errors of several overrides together
 TOGETHER: list[tuple[Sequence[str], str, str]] = [
-    (["data=synthetic", f"data.train_size={LARGE}"], "value data.train_size=99999999999999999999", "2,147,483,647"),
+    (
+        ["data=synthetic", f"data.train_size={LARGE}"],
+        "value data.train_size=99999999999999999999",
+        "2,147,483,647",
+    ),
     ([*IMAGES, "data.test_after=2026-06-31"], "value data.test_after=2026-06-31", "YYYY-MM-DD"),
     ([*HEAD, "model.head_only=each_epoch"], "conflict model.dropout=0.1", ""),
-    ([*IMAGES, "data.fit=letterbox", "data.crop_percent=0.9"], "conflict data.crop_percent=0.9", "data.fit=letterbox"),
+    (
+        [*IMAGES, "data.fit=letterbox", "data.crop_percent=0.9"],
+        "conflict data.crop_percent=0.9",
+        "data.fit=letterbox",
+    ),
     ([*IMAGES, "data.image_size=null", "data.fit=letterbox"], "conflict data.image_size=null", ""),
-    ([*IMAGES, "data.image_size=null", "data.crop_percent=0.9"], "conflict data.image_size=null", ""),
+    (
+        [*IMAGES, "data.image_size=null", "data.crop_percent=0.9"],
+        "conflict data.image_size=null",
+        "",
+    ),
     (
         [*IMAGES, "augment.random_resized_crop.scale=[1.0,0.5]"],
         "value augment.random_resized_crop.scale=[1.0,0.5]",
         "[low, high]",
     ),
-    ([*IMAGES, "augment.random_resized_crop.ratio=[1]"], "value augment.random_resized_crop.ratio=[1]", "[low, high]"),
+    (
+        [*IMAGES, "augment.random_resized_crop.ratio=[1]"],
+        "value augment.random_resized_crop.ratio=[1]",
+        "[low, high]",
+    ),
     (
         [*IMAGES, "augment.random_resized_crop.scale=[0.5,1]", "data.memory=device"],
         "conflict data.memory=device",
@@ -328,9 +381,17 @@ TOGETHER: list[tuple[Sequence[str], str, str]] = [
     ([*IMAGES, "+data.kept={}"], "conflict data.kept", ""),
     ([*IMAGES, "data.image_size=[224]"], "value data.image_size=[224]", "int >= 8"),
     ([*IMAGES, "data.crop_percent=0"], "value data.crop_percent=0", ""),
-    ([*DATASET, "augment.random_resized_crop.scale=[0.5,1]"], "conflict augment.random_resized_crop.scale", ""),
+    (
+        [*DATASET, "augment.random_resized_crop.scale=[0.5,1]"],
+        "conflict augment.random_resized_crop.scale",
+        "",
+    ),
     ([*SCHEDULE, STEPS], "missing scheduler.step_size", ""),
-    ([*SCHEDULE, CYCLE, "+scheduler.max_lr=0.1", "+scheduler.total_steps=9"], "conflict scheduler.total_steps", ""),
+    (
+        [*SCHEDULE, CYCLE, "+scheduler.max_lr=0.1", "+scheduler.total_steps=9"],
+        "conflict scheduler.total_steps",
+        "",
+    ),
     ([*SCHEDULE, PLATEAU, "+scheduler.mode=min"], "conflict scheduler.mode", ""),
     (
         [*SCHEDULE, STEPS, "+scheduler.step_size=3", "+scheduler._interval_=batch"],
@@ -339,8 +400,16 @@ TOGETHER: list[tuple[Sequence[str], str, str]] = [
     ),
     (["model=torchvision", "model.name=resnet19"], "unknown model.name=resnet19", "resnet18"),
     (["model=timm", "model.name=resnet19.a1_in1k"], "unknown model.name=resnet19.a1_in1k", ""),
-    (["model=timm", "model.name=resnet18", "model.pretrained=1"], "value model.pretrained=1", "true|false"),
-    (["logger=wandb", "logger.wandb.projct=x"], "unknown logger.wandb.projct", "logger.wandb.project?"),
+    (
+        ["model=timm", "model.name=resnet18", "model.pretrained=1"],
+        "value model.pretrained=1",
+        "true|false",
+    ),
+    (
+        ["logger=wandb", "logger.wandb.projct=x"],
+        "unknown logger.wandb.projct",
+        "logger.wandb.project?",
+    ),
     (
         ["optimizer._target_=torch.optim.LBFGS", *WITHOUT, *NO_DECAY],
         "unsupported optimizer._target_=torch.optim.LBFGS",
@@ -350,7 +419,11 @@ TOGETHER: list[tuple[Sequence[str], str, str]] = [
     ([AVERAGED, "callbacks=ema"], "conflict callbacks.x", "callbacks.ema"),
     ([callback("LearningRateMonitor"), "logger=none"], "conflict callbacks.x", ""),
     ([callback("DeviceStatsMonitor"), "logger=none"], "conflict callbacks.x", ""),
-    ([callback("TQDMProgressBar")], "unsupported callbacks.x._target_=lightning.pytorch.callbacks.TQDMProgressBar", ""),
+    (
+        [callback("TQDMProgressBar")],
+        "unsupported callbacks.x._target_=lightning.pytorch.callbacks.TQDMProgressBar",
+        "",
+    ),
     (
         ["augment.trivial=true", "augment.rand_augment.num_ops=2"],
         "conflict augment.trivial=true and augment.rand_augment.num_ops=2",
@@ -372,14 +445,22 @@ def test_check_one_error(texts: Sequence[str], code: str, part: str) -> None:
 
 # errors in their order
 SEVERAL = [
-    ([*TIMM, "model.head_only=each_epoch"], ["conflict model.dropout=0.3", "conflict model.drop_path=0.1"]),
     (
-        ["trainer.accumulate_grad_batches=7", "trainer.devices=[0]"],  # with another setting, and this machine
+        [*TIMM, "model.head_only=each_epoch"],
+        ["conflict model.dropout=0.3", "conflict model.drop_path=0.1"],
+    ),
+    (
+        # with another setting, and this machine
+        ["trainer.accumulate_grad_batches=7", "trainer.devices=[0]"],
         ["range trainer.accumulate_grad_batches=7", "machine trainer.devices=[0]"],
     ),
     (
         ["+callbacks.timer.foo=1", "+optimizer.maximize=2", "+logger.x._target_=nowhere.Logger"],
-        ["value optimizer.maximize=2", "unknown callbacks.timer.foo", "unknown logger.x._target_=nowhere.Logger"],
+        [
+            "value optimizer.maximize=2",
+            "unknown callbacks.timer.foo",
+            "unknown logger.x._target_=nowhere.Logger",
+        ],
     ),
     (["+callbacks.timer.foo=1", "+optimizer.maximize=2", "seed=-1"], ["value seed=-1"]),
     ([*PROBE, "model.head_only=each_epoch"], ["conflict optimizer=newton"]),
@@ -453,7 +534,9 @@ def test_newton_refuses(text: str, name: str) -> None:
         ("wandb", ["logger=tensorboard"], []),
     ],
 )
-def test_missing_package(monkeypatch: pytest.MonkeyPatch, package: str, texts: list[str], keys: list[str]) -> None:
+def test_missing_package(
+    monkeypatch: pytest.MonkeyPatch, package: str, texts: list[str], keys: list[str]
+) -> None:
     monkeypatch.setattr(signatures, "is_there", lambda name: name != package)
     found = errors(*texts)
     assert codes(found) == [f"not-installed {key}" for key in keys]
@@ -483,7 +566,7 @@ def test_broken_yaml_file(conf: Path, name: str, text: str, parts: list[str]) ->
     assert [part for part in parts if part not in str(found)] == []
 
 
-# -- sweeps ------------------------------------------------------------------------------------------------------------
+# -- sweeps ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -511,10 +594,10 @@ def test_every_value_of_a_sweep(texts: list[str], expected: list[str]) -> None:
     assert codes(errors(*texts, is_multirun=True)) == expected
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
-# -- resume ------------------------------------------------------------------------------------------------------------
+# -- resume ----------------------------------------------------------------------------------------
 
 
 def resumed(saved: Config, *texts: str) -> Config:
@@ -524,14 +607,32 @@ def resumed(saved: Config, *texts: str) -> Config:
 
 def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
     saved = config_of("experiment=cifar10", "seed=0", "optimizer.lr=0.3")
-    texts = ["trainer.max_epochs=40", "trainer.devices=2", "strategy=cpu", "callbacks.timer=null", "logger=none"]
+    texts = [
+        "trainer.max_epochs=40",
+        "trainer.devices=2",
+        "strategy=cpu",
+        "callbacks.timer=null",
+        "logger=none",
+    ]
     texts += ["+callbacks.last.verbose=true"]
     config = resumed(saved, "resume=x", *texts)
     before, after = (dict(leaves(config_file.to_tree(each), "")) for each in (saved, config))
     changed = {key: value for key, value in after.items() if before.get(key) != value}
-    assert changed.items() >= {"trainer.max_epochs": 40, "trainer.devices": 2, "strategy.name": "cpu"}.items()
-    assert (changed["callbacks.last.verbose"], config.callbacks["timer"], config.logger) == (True, None, {})
-    assert {key.partition(".")[0] for key in changed} == {"trainer", "strategy", "callbacks", "logger"}
+    assert (
+        changed.items()
+        >= {"trainer.max_epochs": 40, "trainer.devices": 2, "strategy.name": "cpu"}.items()
+    )
+    assert (changed["callbacks.last.verbose"], config.callbacks["timer"], config.logger) == (
+        True,
+        None,
+        {},
+    )
+    assert {key.partition(".")[0] for key in changed} == {
+        "trainer",
+        "strategy",
+        "callbacks",
+        "logger",
+    }
 
 
 REFUSED = [
@@ -564,14 +665,22 @@ def test_resume_refuses_changes(before: list[str], texts: list[str], expected: l
     with pytest.raises(ConfigError) as caught:
         resumed(config_of(*before), "resume=x", *texts)
     found = codes(caught.value.errors)
-    assert [key for key in expected if not any(code.startswith(f"changed {key}") for code in found)] == []
+    assert [
+        key for key in expected if not any(code.startswith(f"changed {key}") for code in found)
+    ] == []
 
 
 def test_resume_refuses_other_settings() -> None:
     with pytest.raises(ConfigError) as caught:
-        resumed(config_of("optimizer=adamw"), "resume=x", "data.num_worker=1", "optimizer.momentum=0.5")
+        resumed(
+            config_of("optimizer=adamw"), "resume=x", "data.num_worker=1", "optimizer.momentum=0.5"
+        )
     found = codes(caught.value.errors)
-    assert found == ["unknown data.num_worker", "missing optimizer.momentum", "changed optimizer.momentum=0.5"]
+    assert found == [
+        "unknown data.num_worker",
+        "missing optimizer.momentum",
+        "changed optimizer.momentum=0.5",
+    ]
 
 
 def test_resume_keeps_options() -> None:
@@ -605,19 +714,27 @@ def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
     assert codes(caught.value.errors) == ["changed data.crop_percent=0.5"]
 
 
-# -- what a configuration is ------------------------------------------------------------------------------------------
+# -- what a configuration is -----------------------------------------------------------------------
 
 
 def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
-    config = config_of("scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1")
+    config = config_of(
+        "scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1"
+    )
     scaled = build.settle_config(config)
-    assert (scaled.global_batch_size, scaled.optimizer.lr) == (3 * config.global_batch_size, pytest.approx(0.3))
+    assert (scaled.global_batch_size, scaled.optimizer.lr) == (
+        3 * config.global_batch_size,
+        pytest.approx(0.3),
+    )
     assert build.settle_config(scaled) == scaled
     assert build.settle_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
 def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
-    prints = [config_file.fingerprint(config_of(*texts)) for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])]
+    prints = [
+        config_file.fingerprint(config_of(*texts))
+        for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])
+    ]
     assert prints[0] == prints[1]
     assert len(set(prints)) == 3
 
@@ -648,12 +765,14 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
 
 
 def test_a_trial_of_a_search_is_evaluated_and_resumed_as_any_run() -> None:
-    trial = overrides.plan(["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True).configs[0]
+    trial = overrides.plan(
+        ["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True
+    ).configs[0]
     (again,) = overrides.plan(["trainer.max_epochs=9"], saved=trial).configs
     assert (again.search, again.trainer.max_epochs) == (trial.search, 9)
 
 
-# -- names of other frameworks -----------------------------------------------------------------------------------------
+# -- names of other frameworks ---------------------------------------------------------------------
 
 ALL_GROUPS = groups(*compose.DEFAULT.folders)
 
@@ -667,10 +786,15 @@ def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "name"), [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()]
+    ("line", "name"),
+    [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()],
 )
-def test_foreign_name_refused_with_line(monkeypatch: pytest.MonkeyPatch, line: str, name: str) -> None:
+def test_foreign_name_refused_with_line(
+    monkeypatch: pytest.MonkeyPatch, line: str, name: str
+) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     with pytest.raises(ConfigError) as caught:
-        overrides.check([name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"])
+        overrides.check(
+            [name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"]
+        )
     assert str(caught.value).endswith((f": write {line}", f": write {line.replace('...', '3')}"))

@@ -17,7 +17,14 @@ from lockstep.system import hardware
 from lockstep.system.launcher import outer_world
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
-VARIABLES += ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")
+VARIABLES += (
+    "SLURM_JOB_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+)
 VARIABLES += ("SLURM_GPUS_ON_NODE", "SLURM_STEP_TASKS_PER_NODE")
 
 
@@ -39,7 +46,12 @@ def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
     "variables",
     [
         {"RANK": 3, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2},
-        {"SLURM_JOB_ID": 1, "SLURM_PROCID": 3, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+        {
+            "SLURM_JOB_ID": 1,
+            "SLURM_PROCID": 3,
+            "SLURM_STEP_NUM_TASKS": 4,
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        },
     ],
 )
 def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
@@ -51,7 +63,9 @@ def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
     tree["trainer"] |= {"devices": 3, "loads": [1, 2, 0]}
     saved, world = Config.model_validate(tree), outer_world(os.environ)
     for devices in (None, 2):
-        workers = resolve_workers(saved_run.adapt_to_machine(saved, devices=devices, strategy=None, world=world))
+        workers = resolve_workers(
+            saved_run.adapt_to_machine(saved, devices=devices, strategy=None, world=world)
+        )
         assert (workers.num_local, workers.world_size, workers.errors) == (2, 4, ())
     wrong = saved_run.adapt_to_machine(saved, devices=3, strategy=None, world=world)
     assert "requires 3 workers, but" in str(resolve_workers(wrong).errors[0])
@@ -62,7 +76,9 @@ def torchrun(world_size: int, num_local: int | None = None) -> dict[str, int]:
     return ids | {"LOCAL_WORLD_SIZE": num_local or world_size}
 
 
-def srun(num_tasks: int, gpus: int | None = None, tasks: str = "", node: int = 0) -> dict[str, int | str]:
+def srun(
+    num_tasks: int, gpus: int | None = None, tasks: str = "", node: int = 0
+) -> dict[str, int | str]:
     step = {"SLURM_STEP_NUM_TASKS": num_tasks, "SLURM_STEP_TASKS_PER_NODE": tasks or num_tasks}
     place = {"SLURM_JOB_ID": 1, "SLURM_PROCID": 0, "SLURM_NODEID": node}
     return {**step, **place, **({} if gpus is None else {"SLURM_GPUS_ON_NODE": gpus})}
@@ -82,7 +98,11 @@ class Machine:
             self._monkeypatch.setenv(name, str(value))
 
     def resolve(
-        self, strategy: str = "auto", backend: str = "auto", is_compiled: bool = False, **trainer: object
+        self,
+        strategy: str = "auto",
+        backend: str = "auto",
+        is_compiled: bool = False,
+        **trainer: object,
     ) -> Workers:
         settings = {"name": strategy, "process_group_backend": backend}
         parts = {
@@ -150,7 +170,13 @@ ERRORS = [
     (0, srun(1), {"devices": 2}, "trainer.devices=2", "srun --nodes=1 --ntasks-per-node=2"),
     (0, torchrun(3), {"devices": 2}, "trainer.devices=2", "torchrun --nproc-per-node=2"),
     (2, torchrun(4), {}, "torchrun started 4 workers", "start 2"),
-    (1, srun(4, 3, "3,1"), {"devices": 2, "num_nodes": 2}, "trainer.devices=2", socket.gethostname()),
+    (
+        1,
+        srun(4, 3, "3,1"),
+        {"devices": 2, "num_nodes": 2},
+        "trainer.devices=2",
+        socket.gethostname(),
+    ),
     (1, srun(2, 1), {}, "srun started 2 workers", "--gpus-per-task=1"),
     # --gpu-bind=closest: two tasks to a pair
     (2, srun(4, 4), {}, "srun started 4 workers", "with 2 GPUs"),
@@ -162,14 +188,22 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("num_gpus", "variables", "settings", "expected"), WORKERS)
-def test_workers(machine: Machine, num_gpus: int, variables: Any, settings: Any, expected: Workers) -> None:
+def test_workers(
+    machine: Machine, num_gpus: int, variables: Any, settings: Any, expected: Workers
+) -> None:
     machine.has(num_gpus, variables)
     assert machine.resolve(**settings) == expected
 
 
 @pytest.mark.parametrize(("num_gpus", "variables", "settings", "key", "part"), ERRORS)
 def test_workers_refused(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, num_gpus: int, variables: Any, settings: Any, key: str, part: str
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    num_gpus: int,
+    variables: Any,
+    settings: Any,
+    key: str,
+    part: str,
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     machine.has(num_gpus, variables)
@@ -192,7 +226,11 @@ def test_workers_refused(
     ],
 )
 def test_process_limit(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, gibibytes: int, settings: Any, part: str | None
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    gibibytes: int,
+    settings: Any,
+    part: str | None,
 ) -> None:
     monkeypatch.setattr(hardware, "num_cores", lambda: 2)
     monkeypatch.setattr(hardware, "memory_bytes", lambda: gibibytes * 2**30)

@@ -63,7 +63,9 @@ def whole(size: int, *, epoch: int = 0, step: int = 0) -> Shard:
 
 
 def random_images(*shape: int) -> Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def batch_of(augment: Augment, images: Tensor, shard: Shard) -> Batch:
@@ -108,8 +110,20 @@ def one_by_one(augment: Augment, images: Tensor, shard: Shard) -> Tensor:
         {"crop_padding": 0, "flip": False, "cutout": 5, "erasing": 0.7},
         {"crop_padding": 3, "flip": True, "cutout": 4, "erasing": 0.0},
         {"crop_padding": 3, "flip": True, "cutout": 40, "erasing": 0.7},
-        {"crop_padding": 1, "crop_border": "zeros", "vertical_flip": True, "cutout": 1, "cutout_inside": True},
-        {"crop_padding": 8, "crop_border": "reflect", "vertical_flip": True, "cutout": 9, "cutout_inside": True},
+        {
+            "crop_padding": 1,
+            "crop_border": "zeros",
+            "vertical_flip": True,
+            "cutout": 1,
+            "cutout_inside": True,
+        },
+        {
+            "crop_padding": 8,
+            "crop_border": "reflect",
+            "vertical_flip": True,
+            "cutout": 9,
+            "cutout_inside": True,
+        },
     ],
     ids=str,
 )
@@ -129,7 +143,7 @@ def test_bits_of_seed(augment: Augment, digest: str) -> None:
     assert hashlib.blake2b(found.numpy().tobytes(), digest_size=8).hexdigest() == digest
 
 
-# -- for any number of workers -----------------------------------------------------------------------------------------
+# -- for any number of workers ---------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -142,7 +156,12 @@ def test_bits_of_seed(augment: Augment, digest: str) -> None:
     mixed=st.sampled_from([(0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.5, 1.0)]),
 )
 def test_any_shards(
-    plain: Augment, size: int, loads: list[int], step: int, channels: int, mixed: tuple[float, float]
+    plain: Augment,
+    size: int,
+    loads: list[int],
+    step: int,
+    channels: int,
+    mixed: tuple[float, float],
 ) -> None:
     augment = replace(plain, fill=OFF.fill[:channels], mixup=mixed[0], cutmix=mixed[1])
     images = random_images(size, channels, 8, 9)
@@ -169,7 +188,7 @@ def test_large_images_in_blocks() -> None:
         assert torch.equal(shared(alone).inputs[0], together[number])
 
 
-# -- the draws ---------------------------------------------------------------------------------------------------------
+# -- the draws -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("augment", [ALL_PARTS, PHOTOGRAPHS])
@@ -210,20 +229,27 @@ def test_draws_even() -> None:
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
 def test_moved_targets(dtype: torch.dtype) -> None:
     moving = replace(FILLED, cutout=0, crop_border="reflect", vertical_flip=True, rotation=40.0)
-    moving = replace(moving, moved_targets=lambda targets, move: move(targets.unsqueeze(1)).squeeze(1))
+    moving = replace(
+        moving, moved_targets=lambda targets, move: move(targets.unsqueeze(1)).squeeze(1)
+    )
     images = random_images(30, 1, 16, 19)
     found = moving(Batch(images, images[:, 0].to(dtype), torch.arange(30), whole(30)))
     assert torch.equal(found.targets, found.inputs[:, 0].to(dtype))
     assert not torch.equal(found.inputs, images)
 
 
-# -- alternating flip --------------------------------------------------------------------------------------------------
+# -- alternating flip ------------------------------------------------------------------------------
 
 
 def mirrored(augment: Augment, indices: Tensor, epoch: int) -> Tensor:
     """Which of the samples of a data set are mirrored in an epoch."""
     images = torch.tensor([0, 1], dtype=torch.uint8).expand(len(indices), 1, 1, 2).contiguous()
-    return augment(Batch(images, indices, indices, whole(len(indices), epoch=epoch))).inputs[:, 0, 0, 0] == 1
+    return (
+        augment(Batch(images, indices, indices, whole(len(indices), epoch=epoch))).inputs[
+            :, 0, 0, 0
+        ]
+        == 1
+    )
 
 
 ALTERNATING = replace(OFF, flip="alternating")
@@ -236,12 +262,13 @@ def test_alternating_flip_by_epoch() -> None:
         assert torch.equal(seen[number], expected)
 
 
-# -- random erasing ----------------------------------------------------------------------------------------------------
+# -- random erasing --------------------------------------------------------------------------------
 
 
 def test_erasing_probability() -> None:
     top, bottom, _, _ = erasing_boxes(generator(1), 20_000, 0.25, 32, 32)
-    assert (bottom > top).double().mean().item() == pytest.approx(0.25, abs=0.015)  # five standard deviations
+    # five standard deviations
+    assert (bottom > top).double().mean().item() == pytest.approx(0.25, abs=0.015)
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (224, 100), (8, 8)])
@@ -255,7 +282,8 @@ def test_erasing_areas_and_shapes(height: int, width: int) -> None:
     assert ((h + 0.5) / (w - 0.5) >= 0.3).all()
     assert ((h - 0.5) / (w + 0.5) <= 3.3).all()
     if (height, width) == (32, 32):
-        # uniform area, but large ones are drawn again when too narrow to fit; mean log aspect is 0 as the paper's
+        # uniform area, but large ones are drawn again when too narrow to fit; mean log aspect is 0
+        # as the paper's
         assert (h * w / 32**2).mean().item() == pytest.approx((0.02 + 0.33) / 2, abs=0.01)
         assert (h / w).log().mean().item() == pytest.approx(math.log(0.3 * 3.3) / 2, abs=0.02)
         # every pixel can be erased

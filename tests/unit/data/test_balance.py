@@ -33,19 +33,31 @@ def test_epoch_balanced(counts: list[int], balance: float, epoch: int) -> None:
     classes = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(1))]
     sizes = sizes_of(counts, balance)
-    exact = [count ** (1 - balance) * sum(counts) / sum(each ** (1 - balance) for each in counts) for count in counts]
+    exact = [
+        count ** (1 - balance) * sum(counts) / sum(each ** (1 - balance) for each in counts)
+        for count in counts
+    ]
     assert max(abs(size - wanted) for size, wanted in zip(sizes, exact, strict=True)) < 1
     drawn = order(classes, torch.tensor(sizes), torch.Generator().manual_seed(epoch))
     assert len(drawn) == sum(counts)
     assert torch.bincount(classes[drawn], minlength=len(counts)).tolist() == sizes
     times = torch.bincount(drawn, minlength=len(classes))
-    assert all(int(part.max() - part.min()) <= 1 for part in (times[classes == k] for k in range(len(counts))))
+    assert all(
+        int(part.max() - part.min()) <= 1
+        for part in (times[classes == k] for k in range(len(counts)))
+    )
 
 
 @repeatable
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any), st.booleans(), st.integers(0, 3))
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
+    st.booleans(),
+    st.integers(0, 3),
+)
 def test_balanced_any_ranks(loads: list[int], with_partner: bool, epoch: int) -> None:
-    cut = Plan(micro_batch_size=6, accumulate_grad_batches=2, order=NINE_TO_ONE, with_partner=with_partner)
+    cut = Plan(
+        micro_batch_size=6, accumulate_grad_batches=2, order=NINE_TO_ONE, with_partner=with_partner
+    )
     alone = list(cut.of(epoch=epoch))
     parts = [cut.of(rank, loads, epoch=epoch) for rank in range(len(loads))]
     for part in parts:
@@ -82,14 +94,20 @@ def test_contradicting_settings_refused(overrides: list[str], message: str) -> N
 
 
 def without_class_3() -> Splits:
-    return synthetic(num_classes=4, channels=1, image_size=8, train_size=3, val_size=4, test_size=2, seed=0)
+    return synthetic(
+        num_classes=4, channels=1, image_size=8, train_size=3, val_size=4, test_size=2, seed=0
+    )
 
 
 @pytest.mark.parametrize(
     ("setting", "load", "message"),
     [
         ("data.balance=0.5", partial(labelled, "labels"), "data.balance=0.5 needs the class"),
-        ("task.class_weights=balanced", partial(labelled, "labels"), "task.class_weights=balanced needs the class"),
+        (
+            "task.class_weights=balanced",
+            partial(labelled, "labels"),
+            "task.class_weights=balanced needs the class",
+        ),
         ("data=synthetic", without_class_3, "no training image of class 3"),
     ],
 )

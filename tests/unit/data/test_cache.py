@@ -49,11 +49,13 @@ def assert_same(one: Splits, other: Splits) -> None:
         assert a.names == b.names
 
 
-# -- what it gives -----------------------------------------------------------------------------------------------------
+# -- what it gives ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("memory", "kind"), [("auto", Rows), ("stream", ImageFiles)])
-@pytest.mark.parametrize("changes", [{}, {"channels": 1, "background": "black", "image_size": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"channels": 1, "background": "black", "image_size": None}]
+)
 def test_cached_and_streamed_as_decoded(
     root: Path, cache: str, memory: str, kind: type, changes: dict[str, Any]
 ) -> None:
@@ -61,7 +63,9 @@ def test_cached_and_streamed_as_decoded(
     values = whole(in_memory.train.pixels).double() / 255
     assert in_memory.statistics is not None
     assert in_memory.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
-    assert in_memory.statistics.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), rel=1e-12)
+    assert in_memory.statistics.std == pytest.approx(
+        values.std((0, 2, 3), correction=0).tolist(), rel=1e-12
+    )
     for _ in range(2):  # built, then found
         found = read(root, cache=cache, memory=memory, **changes)
         assert isinstance(found.train.pixels, kind)
@@ -69,12 +73,17 @@ def test_cached_and_streamed_as_decoded(
 
 
 def test_other_settings_have_other_entries(root: Path, cache: str) -> None:
-    for changes, num_entries in (({}, 1), ({"split_seed": 7}, 1), ({"image_size": 9}, 2), ({"background": "black"}, 3)):
+    for changes, num_entries in (
+        ({}, 1),
+        ({"split_seed": 7}, 1),
+        ({"image_size": 9}, 2),
+        ({"background": "black"}, 3),
+    ):
         read(root, cache=cache, **changes)
         assert len(entries(cache)) == num_entries
 
 
-# -- what makes it stale -----------------------------------------------------------------------------------------------
+# -- what makes it stale ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -97,7 +106,7 @@ def test_incomplete_file_built_again(root: Path, cache: str) -> None:
         assert_same(read(root, cache=cache), read(root))
 
 
-# -- who builds it -----------------------------------------------------------------------------------------------------
+# -- who builds it ---------------------------------------------------------------------------------
 
 
 KILLED = """
@@ -127,7 +136,9 @@ def test_builder_killed(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch)
         try:
             assert "half\n" in iter(builder.stdout.readline, "")
             assert (entries(cache), len(leftovers(cache))) == ([], 1)
-            monkeypatch.setattr("builtins.print", lambda text, **_: text.startswith("Waiting") and builder.kill())
+            monkeypatch.setattr(
+                "builtins.print", lambda text, **_: text.startswith("Waiting") and builder.kill()
+            )
             found = read(root, cache=cache)
         finally:
             builder.kill()
@@ -135,7 +146,7 @@ def test_builder_killed(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch)
     assert leftovers(cache) == []
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
@@ -152,7 +163,9 @@ def test_files_of_other_user_not_used(root: Path, cache: str) -> None:
     assert path.read_bytes() == expected
     os.chown(path.parent, 61001, 61001)
     path.unlink()
-    with pytest.raises(ValueError, match=r"belongs to another user: set data\.cache to a folder of your own"):
+    with pytest.raises(
+        ValueError, match=r"belongs to another user: set data\.cache to a folder of your own"
+    ):
         read(root, cache=cache)
 
 
@@ -164,19 +177,24 @@ def test_full_disk(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert entries(cache) == leftovers(cache) == []
 
 
-def test_images_beyond_memory_streamed(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_beyond_memory_streamed(
+    root: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needed = 40 * 3 * 8 * 9
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
     assert isinstance(read(root, cache=cache, memory="auto").train.pixels, Rows)
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed - 1)
     assert isinstance(read(root, cache=cache, memory="auto").train.pixels, ImageFiles)
-    assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)  # on request: the kernel pages
+    # on request: the kernel pages
+    assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"])
+@pytest.mark.parametrize(
+    "text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"]
+)
 def test_hydra_text(text: str) -> None:
     override = f"data.root={naming.hydra_text(text)}"
     assert compose.compose_config(["data=image_folder", override]).data.root == text

@@ -33,7 +33,9 @@ def test_copy_contains_only_images(root: Path, scratch: Path) -> None:
     (root / "red fox" / "linked.png").symlink_to(elsewhere)
     (root / "grey fox").symlink_to(root / "red fox")  # a class folder may be a link
     folder = make(root, scratch)
-    assert contents(folder) == {name: (root / name).read_bytes() for name in list_classes(str(root)).names}
+    assert contents(folder) == {
+        name: (root / name).read_bytes() for name in list_classes(str(root)).names
+    }
     before = times(folder)
     assert make(root, scratch) == folder  # a second run copies nothing
     assert times(folder) == before
@@ -51,7 +53,8 @@ def test_changed_source_is_copied_again(root: Path, scratch: Path, change: str) 
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "deleted": lambda folder: (folder / "red fox" / "bild ü 01.png").unlink(),  # as old files of a scratch disk are
+    # as old files of a scratch disk are
+    "deleted": lambda folder: (folder / "red fox" / "bild ü 01.png").unlink(),
     "no record": lambda folder: (folder.parent / COPY_RECORD).unlink(),
     "written to": lambda folder: write_image(folder / "red fox" / "bild ü 01.png", seed=9),
 }
@@ -65,7 +68,7 @@ def test_damaged_copy_is_made_again(root: Path, scratch: Path, damage: str) -> N
     assert contents(folder) == contents(root)
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 def loaded(data: Data) -> tuple[str, Splits]:
@@ -74,9 +77,14 @@ def loaded(data: Data) -> tuple[str, Splits]:
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
-def test_list_is_copied_with_its_images_only(tmp_path: Path, scratch: Path, is_absolute: bool) -> None:
+def test_list_is_copied_with_its_images_only(
+    tmp_path: Path, scratch: Path, is_absolute: bool
+) -> None:
     folder = tmp_path / "photos"
-    names = [str(write_image(folder / f"deep er/{i:02d}.png", seed=i).relative_to(folder)) for i in range(20)]
+    names = [
+        str(write_image(folder / f"deep er/{i:02d}.png", seed=i).relative_to(folder))
+        for i in range(20)
+    ]
     write_image(folder / "not in the list.png")
     prefix = f"{folder}/" if is_absolute else "./"
     rows = [{"path": f"{prefix}{name}", "label": "ab"[i % 2]} for i, name in enumerate(names)]
@@ -91,14 +99,19 @@ def test_list_is_copied_with_its_images_only(tmp_path: Path, scratch: Path, is_a
 
 def test_list_with_image_above_its_folder_is_refused(tmp_path: Path, scratch: Path) -> None:
     write_image(tmp_path / "above.png")
-    rows = [{"path": write_image(tmp_path / f"photos/{i}.png").name, "label": "ab"[i % 2]} for i in range(9)]
-    file = write_list(tmp_path / "photos" / "list.csv", [{"path": "../above.png", "label": "a"}, *rows])
+    rows = [
+        {"path": write_image(tmp_path / f"photos/{i}.png").name, "label": "ab"[i % 2]}
+        for i in range(9)
+    ]
+    file = write_list(
+        tmp_path / "photos" / "list.csv", [{"path": "../above.png", "label": "a"}, *rows]
+    )
     with pytest.raises(ValueError, match=r"data\.copy_to=.*: \.\./above\.png is not below"):
         loaded(listed(file, scratch))
     assert not list(scratch.rglob("*.png"))
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def test_copy_inside_its_source_is_refused(root: Path) -> None:
@@ -106,7 +119,9 @@ def test_copy_inside_its_source_is_refused(root: Path) -> None:
         make(root, root / "red fox")
 
 
-def test_copy_of_another_user_is_refused(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_another_user_is_refused(
+    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = make(root, scratch).parent
     shutil.rmtree(place)
     (elsewhere := scratch.parent / "elsewhere").mkdir()

@@ -30,13 +30,19 @@ def images(counts: list[int], seed: int = 0, **more: Any) -> Uncut:
 def grouped(random: np.random.Generator) -> Uncut:
     """20 to 160 groups of several sizes: of one class each, or of several with classes of their own frequency."""
     num_classes, num_groups = random.integers(2, 8), random.integers(20, 160)
-    groups = np.repeat(np.arange(num_groups), random.geometric(1 / random.integers(2, 20), num_groups))
+    groups = np.repeat(
+        np.arange(num_groups), random.geometric(1 / random.integers(2, 20), num_groups)
+    )
     frequencies = random.dirichlet(np.full(num_classes, 2.0))
     chances = random.dirichlet(frequencies * num_classes / 2 + 1e-3, num_groups)
     of_groups = random.choice(num_classes, num_groups, p=frequencies)
     classes = np.array([random.choice(num_classes, p=chances[group]) for group in groups])
-    classes = np.unique(of_groups[groups] if random.random() < 0.4 else classes, return_inverse=True)[1]
-    return Uncut([f"{row}.png" for row in range(len(groups))], classes, 0, [f"p{group}" for group in groups])
+    classes = np.unique(
+        of_groups[groups] if random.random() < 0.4 else classes, return_inverse=True
+    )[1]
+    return Uncut(
+        [f"{row}.png" for row in range(len(groups))], classes, 0, [f"p{group}" for group in groups]
+    )
 
 
 def split_of(uncut: Uncut, *more: Any) -> dict[str, str]:
@@ -48,7 +54,9 @@ def split_of(uncut: Uncut, *more: Any) -> dict[str, str]:
 def counts_of(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     """Images (classes, parts)."""
     kinds = uncut.classes.max() + 1
-    return np.stack([np.bincount(uncut.classes[rows], minlength=kinds) for rows in parts.values()], 1)
+    return np.stack(
+        [np.bincount(uncut.classes[rows], minlength=kinds) for rows in parts.values()], 1
+    )
 
 
 def units_of(uncut: Uncut) -> NDArray[np.int64]:
@@ -80,12 +88,17 @@ def test_class_fractions(counts: list[int], fractions: dict[str, float], seed: i
         assert count != 2 or found.tolist() == [1, 0, 1]
         if count >= 3 and count * (1 - sum(fractions.values())) >= 1:
             wanted = [count * fractions["val"], count * fractions["test"]]
-            assert all(abs(size - exact) <= max(0.5, 1 - exact) for size, exact in zip(found, wanted, strict=False))
+            assert all(
+                abs(size - exact) <= max(0.5, 1 - exact)
+                for size, exact in zip(found, wanted, strict=False)
+            )
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5), st.data())
-def test_new_image_moves_few(counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject) -> None:
+def test_new_image_moves_few(
+    counts: list[int], fractions: dict[str, float], seed: int, data: st.DataObject
+) -> None:
     more = images(counts, seed)
     row = data.draw(st.integers(0, len(more.names) - 1))
     less = more.take(np.delete(np.arange(len(more.names)), row))
@@ -119,16 +132,23 @@ def test_group_folds_as_scikit_learn() -> None:
     def deviations(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> tuple[float, float]:
         counts = counts_of(uncut, parts)
         totals = counts.sum(1, keepdims=True)
-        return abs(counts / totals - 1 / num_folds).max(), abs(counts.sum(0) / counts.sum() - 1 / num_folds).max()
+        return abs(counts / totals - 1 / num_folds).max(), abs(
+            counts.sum(0) / counts.sum() - 1 / num_folds
+        ).max()
 
     for seed in range(25):
         uncut = grouped(np.random.default_rng(seed))
         if units_of(uncut).min() < num_folds or uncut.groups is None:
             continue
-        groups, tested = dict(zip(uncut.names, uncut.groups, strict=True)), dict[str, NDArray[np.int64]]()
+        groups, tested = (
+            dict(zip(uncut.names, uncut.groups, strict=True)),
+            dict[str, NDArray[np.int64]](),
+        )
         for number in range(num_folds):
             split = split_of(uncut, {}, Fold(number, num_folds))
-            assert len({(groups[name], part) for name, part in split.items()}) == len({*uncut.groups})
+            assert len({(groups[name], part) for name, part in split.items()}) == len(
+                {*uncut.groups}
+            )
             tested[str(number)] = np.flatnonzero([split[name] == "test" for name in uncut.names])
         assert counts_of(uncut, tested).min() >= 1
         ours.append(deviations(uncut, tested))
@@ -136,14 +156,24 @@ def test_group_folds_as_scikit_learn() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a class with fewer members than folds
             folds = list(split(uncut.names, uncut.classes, uncut.groups))
-        oracle.append(deviations(uncut, {str(number): rows for number, (_, rows) in enumerate(folds)}))
+        oracle.append(
+            deviations(uncut, {str(number): rows for number, (_, rows) in enumerate(folds)})
+        )
     assert len(ours) > 10
     assert (np.mean(ours, 0) <= np.mean(oracle, 0)).all()
 
 
 def test_fewer_groups_than_folds_refused() -> None:
-    uncut = Uncut([f"{row}" for row in range(40)], np.arange(40) % 2, 0, [f"p{row // 10}" for row in range(40)])
-    with pytest.raises(ValueError, match=r"data\.folds=5 needs as many groups of each class, and the smallest has 4"):
+    uncut = Uncut(
+        [f"{row}" for row in range(40)],
+        np.arange(40) % 2,
+        0,
+        [f"p{row // 10}" for row in range(40)],
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"data\.folds=5 needs as many groups of each class, and the smallest has 4",
+    ):
         cut(uncut, {}, Fold(0, 5))
 
 
@@ -182,7 +212,9 @@ def test_known_images_stay(has_groups: bool, fold: Fold | None) -> None:
         assert before.items() <= after.items()
         assert {after[name] for name in after if name not in before} == {"train", "val", "test"}
         if every.groups is not None:
-            found = {(group, after[name]) for group, name in zip(every.groups, every.names, strict=True)}
+            found = {
+                (group, after[name]) for group, name in zip(every.groups, every.names, strict=True)
+            }
             assert len(found) == len({*every.groups})
 
 
@@ -190,4 +222,6 @@ def test_given_split_kept() -> None:
     uncut = images([30, 30])
     before = split_of(uncut, FRACTIONS)
     after = split_of(replace(uncut, kept=before), {"val": 0.1})
-    assert all(after[name] == ("train" if split == "test" else split) for name, split in before.items())
+    assert all(
+        after[name] == ("train" if split == "test" else split) for name, split in before.items()
+    )

@@ -93,7 +93,9 @@ TARGETS: list[list[Any]] = [
 @pytest.mark.parametrize("targets", TARGETS, ids=lambda targets: type(targets[0]).__name__)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_batches_as_default_collate(targets: list[Any], dtype: torch.dtype) -> None:
-    samples = [(tv_tensors.Image(image(number, dtype)), target) for number, target in enumerate(targets)]
+    samples = [
+        (tv_tensors.Image(image(number, dtype)), target) for number, target in enumerate(targets)
+    ]
     splits = splits_of(Listed(samples))
     part = splits.train
     loader = ShardDataset(part.pixels, part.targets)
@@ -131,17 +133,53 @@ class Endless(Dataset[Any]):
 GOOD = [(image(), 0)] * 5
 PIL = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "iterable": (Stream(), {}, r"data\.train \(Stream\) is not a map-style Dataset: give it __len__ and __getitem__"),
+    "iterable": (
+        Stream(),
+        {},
+        r"data\.train \(Stream\) is not a map-style Dataset: give it __len__ and __getitem__",
+    ),
     "no length": (Endless(), {}, r"data\.train \(Endless\) is not a map-style Dataset"),
-    "lambda": (Listed([*GOOD, lambda: 0]), {}, r"data\.train \(Listed\) cannot be pickled \(.*lambda"),
-    "pil": (Listed([(PIL, 0)] * 5), {}, r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)"),
+    "lambda": (
+        Listed([*GOOD, lambda: 0]),
+        {},
+        r"data\.train \(Listed\) cannot be pickled \(.*lambda",
+    ),
+    "pil": (
+        Listed([(PIL, 0)] * 5),
+        {},
+        r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)",
+    ),
     "dict": (Listed([{"image": 0}] * 5), {}, r"sample 0 is a dict: give a pair \(input, target\)"),
-    "vector": (Listed([(torch.zeros(7), 0)] * 5), {}, r"float32 of shape \(7,\): give an image \(C, H, W\)"),
-    "ints": (Listed([(image(0, torch.int32), 0)] * 5), {}, r"int32 of shape \(3, 4, 4\): give an image"),
-    "text": (Listed([(image(), "cat")] * 5), {}, r"the target of sample 0 is a str: give a number or a tensor"),
-    "no classes": (Listed(GOOD, None), {}, r"data\.class_names is not set, .*\(Listed\) has no `classes`: set it, e"),
-    "val": (Listed(GOOD), {"val": Listed([(image(side=5), 0)])}, r"data\.val has inputs of uint8 .*5\), data\.train"),
-    "val target": (Listed(GOOD), {"val": Listed([(image(), 0.5)])}, r"data\.val has targets of float64 of shape \(\)"),
+    "vector": (
+        Listed([(torch.zeros(7), 0)] * 5),
+        {},
+        r"float32 of shape \(7,\): give an image \(C, H, W\)",
+    ),
+    "ints": (
+        Listed([(image(0, torch.int32), 0)] * 5),
+        {},
+        r"int32 of shape \(3, 4, 4\): give an image",
+    ),
+    "text": (
+        Listed([(image(), "cat")] * 5),
+        {},
+        r"the target of sample 0 is a str: give a number or a tensor",
+    ),
+    "no classes": (
+        Listed(GOOD, None),
+        {},
+        r"data\.class_names is not set, .*\(Listed\) has no `classes`: set it, e",
+    ),
+    "val": (
+        Listed(GOOD),
+        {"val": Listed([(image(side=5), 0)])},
+        r"data\.val has inputs of uint8 .*5\), data\.train",
+    ),
+    "val target": (
+        Listed(GOOD),
+        {"val": Listed([(image(), 0.5)])},
+        r"data\.val has targets of float64 of shape \(\)",
+    ),
     "mean of floats": (
         Listed([(image(0, torch.float32), 0)] * 5),
         {"mean": [0.0] * 3, "std": [1.0] * 3},
@@ -166,8 +204,20 @@ def test_bad_sample_named() -> None:
     larger = Listed([*GOOD, (image(side=6), 0)])
     broken = Turned(broken=7)
     rows = [
-        (larger, Listed(GOOD), 3, 5, r"sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4"),
-        (broken, Turned(), 1, 7, r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py"),
+        (
+            larger,
+            Listed(GOOD),
+            3,
+            5,
+            r"sample 5 is uint8 of shape \(3, 6, 6\), that of the first one .*4, 4",
+        ),
+        (
+            broken,
+            Turned(),
+            1,
+            7,
+            r"data\.train: sample 7 cannot be made \(OSError: half a file, in .*sources\.py",
+        ),
     ]
     for train, others, channels, position, line in rows:
         statistics = {"mean": [0] * channels, "std": [1] * channels}

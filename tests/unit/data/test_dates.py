@@ -12,7 +12,8 @@ from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Fold
 from tests.support.image_files import HEIC, write_image, write_list
 
-DAYS = [*(f"2026-05-{day:02}" for day in range(1, 16)), "2026-06-01", "2026-06-02", "2026-06-03"]  # of each class
+# of each class
+DAYS = [*(f"2026-05-{day:02}" for day in range(1, 16)), "2026-06-01", "2026-06-02", "2026-06-03"]
 
 
 def write_photographs(root: Path) -> None:
@@ -21,12 +22,16 @@ def write_photographs(root: Path) -> None:
             path = write_image(root / name / f"{number:02}.jpg", seed=number)
             exif = Image.Exif()
             # other cameras, other separators
-            exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = f"{day.replace('-', ':')} 23:59:59"
+            exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = (
+                f"{day.replace('-', ':')} 23:59:59"
+            )
             exif[ExifTags.Base.DateTime] = "2026:12:24 00:00:00"  # edited later
             Image.open(path).save(path, exif=exif)
 
 
-def cut(root: Path, test_after: str = "2026-06-01", group: Any = None, **more: Any) -> dict[str, list[str]]:
+def cut(
+    root: Path, test_after: str = "2026-06-01", group: Any = None, **more: Any
+) -> dict[str, list[str]]:
     table = complete_splits(list_classes(str(root), group), 0.1, 0.1, 0, test_after, **more)
     return {name: [table.names[row] for row in rows] for name, rows in table.splits.items()}
 
@@ -34,18 +39,25 @@ def cut(root: Path, test_after: str = "2026-06-01", group: Any = None, **more: A
 def test_newest_tested(tmp_path: Path) -> None:
     write_photographs(tmp_path)
     found = cut(tmp_path)
-    assert found["test"] == [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in (15, 16, 17)]
+    assert found["test"] == [
+        f"{name}/{number}.jpg" for name in ("cat", "dog") for number in (15, 16, 17)
+    ]
     assert [len(found[name]) for name in ("train", "val")] == [26, 4]
 
 
 def test_group_with_new_image(tmp_path: Path) -> None:
     write_photographs(tmp_path)
     found = cut(tmp_path, "2026-06-03", r"(\d)\.jpg")
-    assert found["test"] == [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in ("07", "17")]
+    assert found["test"] == [
+        f"{name}/{number}.jpg" for name in ("cat", "dog") for number in ("07", "17")
+    ]
 
 
 def test_list_column(tmp_path: Path) -> None:
-    rows = [{"path": f"{number}.png", "label": number % 2, "day": day} for number, day in enumerate(DAYS)]
+    rows = [
+        {"path": f"{number}.png", "label": number % 2, "day": day}
+        for number, day in enumerate(DAYS)
+    ]
     for row in rows:
         write_image(tmp_path / str(row["path"]))
     file = str(write_list(tmp_path / "list.csv", rows))
@@ -62,7 +74,12 @@ def test_list_column(tmp_path: Path) -> None:
     [
         ("2026-06-04", {}, {}, "2026-05-01 to 2026-06-03"),
         ("2026-06-01", {}, {"fold": Fold(0, 5)}, r"data\.folds"),
-        ("2026-06-01", {"cat/scan.png": HEIC}, {}, r"data\.test_after=2026-06-01: cat/scan\.png has no date"),
+        (
+            "2026-06-01",
+            {"cat/scan.png": HEIC},
+            {},
+            r"data\.test_after=2026-06-01: cat/scan\.png has no date",
+        ),
     ],
 )
 def test_date_refused(

@@ -27,8 +27,12 @@ plain_jpeg = decoded_image._plain_jpeg
 def photograph(height: int, width: int) -> Image.Image:
     draws = np.random.default_rng((height, width))
     coarse = draws.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
-    smooth = np.array(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), int)
-    return Image.fromarray((smooth + draws.integers(-20, 20, smooth.shape)).clip(0, 255).astype(np.uint8))
+    smooth = np.array(
+        Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), int
+    )
+    return Image.fromarray(
+        (smooth + draws.integers(-20, 20, smooth.shape)).clip(0, 255).astype(np.uint8)
+    )
 
 
 def stored(image: Image.Image, form: str = "JPEG", **options: Any) -> bytes:
@@ -99,7 +103,10 @@ def by_both(path: Path, channels: int, view: View) -> tuple[str, str]:
         return str(ours), "" if ours is theirs or str(ours) == theirs else f"by Pillow {theirs}"
     decoder = "Pillow" if found[0] is None else "simplejpeg"
     if (ours.pixels.shape, *ours[1:]) != (theirs.pixels.shape, *theirs[1:]):
-        return decoder, f"{ours.pixels.shape}, {ours[1:]}; by Pillow {theirs.pixels.shape}, {theirs[1:]}"
+        return (
+            decoder,
+            f"{ours.pixels.shape}, {ours[1:]}; by Pillow {theirs.pixels.shape}, {theirs[1:]}",
+        )
     apart = (ours.pixels.int() - theirs.pixels.int()).abs()
     share = (apart > 0).double().mean().item()
     return decoder, f"{share:.2%} of the values by up to {apart.max().item()}" if share else ""

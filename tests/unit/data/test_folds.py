@@ -35,7 +35,9 @@ def test_folds_as_scikit_learn(counts: list[int], num_folds: int, seed: int) -> 
     oracle = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(names, classes)
     for (rest, tested), (other_rest, other_tested) in zip(cuts, oracle, strict=True):
         assert sorted([*rest, *tested]) == list(range(len(classes)))
-        found, expected = (np.bincount(classes[part], minlength=len(counts)) for part in (tested, other_tested))
+        found, expected = (
+            np.bincount(classes[part], minlength=len(counts)) for part in (tested, other_tested)
+        )
         assert found.tolist() == expected.tolist()
         assert len(rest) == len(other_rest)
 
@@ -49,12 +51,20 @@ def of_digits(path: Path) -> Callable[..., Splits]:
 
 
 def of_dataset(path: Path) -> Callable[..., Splits]:
-    rest: dict[str, Any] = {"val": None, "test": None, "class_names": None, "mean": None, "std": None}
+    rest: dict[str, Any] = {
+        "val": None,
+        "test": None,
+        "class_names": None,
+        "mean": None,
+        "std": None,
+    }
     return partial(dataset, train=Turned(count=300), **{**SETTINGS, **rest})
 
 
 @pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
-def test_every_image_tested_once(tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]) -> None:
+def test_every_image_tested_once(
+    tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]
+) -> None:
     load = make(tmp_path)
     every = names_of(load().parts.values())
     folds = [load(fold=Fold(number, 4)) for number in range(4)]
@@ -108,7 +118,9 @@ def test_dataset_group_in_one_split(tmp_path: Path, fold: Fold | None) -> None:
     assert len(found) == 60
     short = Visits(count=300)
     short.groups = short.groups[:7]
-    with pytest.raises(ValueError, match=r"data\.train\.groups \(Visits\) has 7 groups for 300 samples"):
+    with pytest.raises(
+        ValueError, match=r"data\.train\.groups \(Visits\) has 7 groups for 300 samples"
+    ):
         load(train=short)
 
 
@@ -123,7 +135,9 @@ def test_shared_group_refused(tmp_path: Path) -> None:
     for name in (*(f"train/{name}" for name in trained), *(f"test/{name}" for name in tested)):
         write_image(tmp_path / f"{name}.png")
     settings = ["data=image_folder", f"data.root={tmp_path}", r"data.group='/(p\d+)_'"]
-    with pytest.raises(ConfigError, match=r"data\.shared_groups.*p1 \(train/a/p1_1.png, test/a/p1_2.png\)"):
+    with pytest.raises(
+        ConfigError, match=r"data\.shared_groups.*p1 \(train/a/p1_1.png, test/a/p1_2.png\)"
+    ):
         refuse_unfit(*settings)
     refuse_unfit(*settings, "data.shared_groups=accept")
 
@@ -134,6 +148,8 @@ def test_shared_file_refused(tmp_path: Path) -> None:
     (tmp_path / "test/a").mkdir()
     (tmp_path / "test/a/1.png").symlink_to("../../train/a/1.png")
     overrides = ["data=image_folder", f"data.root={tmp_path}"]
-    with pytest.raises(ConfigError, match=r"\(train/a/1\.png, test/a/1\.png\).*data\.shared_groups=accept"):
+    with pytest.raises(
+        ConfigError, match=r"\(train/a/1\.png, test/a/1\.png\).*data\.shared_groups=accept"
+    ):
         refuse_unfit(*overrides)
     refuse_unfit(*overrides, "data.shared_groups=accept")

@@ -30,12 +30,17 @@ def test_list_of_classes(tmp_path: Path) -> None:
         assert numbers == [number for number in range(20) if number % 5 in rests]
         assert part.targets.tolist() == [number % 2 for number in numbers]
         for pixels, name in zip(whole(part.pixels), part.names, strict=True):
-            assert torch.equal(pixels, torch.from_numpy(np.array(Image.open(tmp_path / name))).permute(2, 0, 1))
+            assert torch.equal(
+                pixels, torch.from_numpy(np.array(Image.open(tmp_path / name))).permute(2, 0, 1)
+            )
 
 
 def test_list_of_labels_and_numbers(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
-    write_list(file, [{"path": f"deep er/bild ü {i:02d}.png", "wet": i % 2, "kg": i / 4} for i in range(20)])
+    write_list(
+        file,
+        [{"path": f"deep er/bild ü {i:02d}.png", "wet": i % 2, "kg": i / 4} for i in range(20)],
+    )
     numbers = read(file, target_columns=["kg", "wet"], targets="numbers")
     assert numbers.class_names == ("kg", "wet")
     for part in numbers.parts.values():
@@ -49,7 +54,11 @@ def test_list_of_labels_and_numbers(tmp_path: Path) -> None:
 def test_missing_splits_cut(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     rows = [
-        {"path": f"deep er/bild ü {i:02d}.png", "label": i % 3, "split": "test" if i > 15 else "train"}
+        {
+            "path": f"deep er/bild ü {i:02d}.png",
+            "label": i % 3,
+            "split": "test" if i > 15 else "train",
+        }
         for i in range(20)
     ]
     write_list(file, rows)
@@ -57,7 +66,9 @@ def test_missing_splits_cut(tmp_path: Path) -> None:
     assert [int(name[-6:-4]) for name in splits.test.names] == [16, 17, 18, 19]
 
 
-def test_paths_relative_to_list_root_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_relative_to_list_root_or_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_listed(tmp_path / "images")
     expected = read(file, split_column="split")
     rows = list(csv.DictReader(file.read_text().splitlines()))
@@ -77,36 +88,74 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "column": (
         PLAIN.replace("label", "class"),
         {"path_column": "file"},
-        [r"list\.csv has the columns path, class, split, but data\.path_column is 'file'; data\.targ"],
+        [
+            r"list\.csv has the columns path, class, split, but data\.path_column is 'file'; data\.targ"
+        ],
     ),
     "split": (
         PLAIN.replace("val", "valid"),
         {},
         [r"row 4, column split: 'valid' is not train, val or test"],
     ),
-    "empty": (PLAIN.replace("x1.png", ""), {}, [r"list\.csv, row 3, column path: the cell is empty, fill it in"]),
+    "empty": (
+        PLAIN.replace("x1.png", ""),
+        {},
+        [r"list\.csv, row 3, column path: the cell is empty, fill it in"],
+    ),
     "missing": (
         PLAIN.replace("x1", "y1").replace("x3", "y3"),
         {},
-        [r"row 3, column path: .*y1\.png does not exist\.$", r"row 5, column path: .*y3\.png does not exist\.$"],
+        [
+            r"row 3, column path: .*y1\.png does not exist\.$",
+            r"row 5, column path: .*y3\.png does not exist\.$",
+        ],
     ),
     "number": (
         PLAIN,
         {"targets": "numbers"},
-        [rf"row {row}, column label: '\w' is not a finite number of float32" for row in range(2, 6)],
+        [
+            rf"row {row}, column label: '\w' is not a finite number of float32"
+            for row in range(2, 6)
+        ],
     ),
-    "class": (PLAIN.replace("x3.png,b", "x3.png,c"), {}, [r"row 5, column label: no row for train has the class 'c'"]),
-    "blank class": (PLAIN.replace("x2.png,a", "x2.png, "), {}, [r"row 4, column label: the cell is empty"]),
-    "NUL": (PLAIN.replace("x2.png,a", "x2.png,a\0"), {}, [r"row 4, column label: the cell has a NUL byte"]),
+    "class": (
+        PLAIN.replace("x3.png,b", "x3.png,c"),
+        {},
+        [r"row 5, column label: no row for train has the class 'c'"],
+    ),
+    "blank class": (
+        PLAIN.replace("x2.png,a", "x2.png, "),
+        {},
+        [r"row 4, column label: the cell is empty"],
+    ),
+    "NUL": (
+        PLAIN.replace("x2.png,a", "x2.png,a\0"),
+        {},
+        [r"row 4, column label: the cell has a NUL byte"],
+    ),
     "columns": (
         PLAIN.replace("split", "label"),
         {"split_column": None},
-        [r"has the columns path, label, label, but data\.target_columns is 'label': .* rename all but one"],
+        [
+            r"has the columns path, label, label, but data\.target_columns is 'label': .* rename all but one"
+        ],
     ),
-    "one class": (PLAIN.replace(",b,", ",a,"), {}, [r"list\.csv has one class only, a, in column label"]),
-    "cells": (PLAIN + "x4.png,a\n", {}, [r"list\.csv, row 6 has 2 cells, but the first line has 3"]),
+    "one class": (
+        PLAIN.replace(",b,", ",a,"),
+        {},
+        [r"list\.csv has one class only, a, in column label"],
+    ),
+    "cells": (
+        PLAIN + "x4.png,a\n",
+        {},
+        [r"list\.csv, row 6 has 2 cells, but the first line has 3"],
+    ),
     "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),
-    "train": (PLAIN.replace("train", "val"), {}, [r"list\.csv has no row for train in column split"]),
+    "train": (
+        PLAIN.replace("train", "val"),
+        {},
+        [r"list\.csv has no row for train in column split"],
+    ),
     "lines": (
         'path,label,split,note\nx0.png,a,train,"two\nlines"\n\nx1.png,b,valid,\n',
         {},
@@ -161,7 +210,9 @@ def write_patients(folder: Path) -> Path:
     for row in range(40):
         patient = f"p{row // 2:02}"
         path = write_image(folder / f"{patient}_{row}.png", seed=row)
-        rows.append({"path": path.name, "label": "ab"[row // 2 % 2], "number": row, "patient": patient})
+        rows.append(
+            {"path": path.name, "label": "ab"[row // 2 % 2], "number": row, "patient": patient}
+        )
     return write_list(folder / "list.csv", rows)
 
 
@@ -181,7 +232,11 @@ def test_group_in_one_split(tmp_path: Path, keys: dict[str, str], targets: dict[
 @pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])
 def test_file_under_two_paths_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
     rows = list(csv.DictReader(write_patients(tmp_path).read_text().splitlines()))
-    again = [row | {"path": path} for row in rows for path in (f"./{row['path']}", str(tmp_path / row["path"]))]
+    again = [
+        row | {"path": path}
+        for row in rows
+        for path in (f"./{row['path']}", str(tmp_path / row["path"]))
+    ]
     splits = read(write_list(tmp_path / "twice.csv", rows + again), **keys)
     assert sum(map(len, splits.parts.values())) == 120
     assert len(splits_of(splits, lambda name: Path(name).name)) == 40
@@ -190,7 +245,10 @@ def test_file_under_two_paths_in_one_split(tmp_path: Path, keys: dict[str, str])
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"group": "(p)", "group_column": "patient"}, "data.group=.p. and data.group_column=patient"),
+        (
+            {"group": "(p)", "group_column": "patient"},
+            "data.group=.p. and data.group_column=patient",
+        ),
         ({"group_column": "who"}, "data.group_column is 'who'"),
         ({"group": "(q)"}, "data.group=.q. .*40 of 40 images of data.file=.* p00_0.png"),
     ],
@@ -203,6 +261,9 @@ def test_group_refused(tmp_path: Path, keys: dict[str, str], message: str) -> No
 @pytest.mark.parametrize("path", ["p00_0.png", "./p00_0.png"])
 def test_image_in_two_groups(tmp_path: Path, path: str) -> None:
     write_patients(tmp_path)
-    rows = [{"path": "p00_0.png", "label": "a", "patient": "p0"}, {"path": path, "label": "b", "patient": "p1"}]
+    rows = [
+        {"path": "p00_0.png", "label": "a", "patient": "p0"},
+        {"path": path, "label": "b", "patient": "p1"},
+    ]
     with pytest.raises(ValueError, match="in the groups 'p0' and 'p1'"):
         read(write_list(tmp_path / "twice.csv", rows), group_column="patient")

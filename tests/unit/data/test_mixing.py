@@ -18,11 +18,15 @@ def batch(size: int, *, height: int = 16, width: int = 12, channels: int = 3) ->
     """As the loader gives it: the first sample once more behind the last."""
     order = torch.arange(size + 1) % size
     shape = (size, channels, height, width)
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     return Batch(pixels[order], 10 * order, order, whole(size))
 
 
-def mixed(size: int, *, mixup: float, cutmix: float, seed: int = 3) -> tuple[Batch, MixDraws, Batch]:
+def mixed(
+    size: int, *, mixup: float, cutmix: float, seed: int = 3
+) -> tuple[Batch, MixDraws, Batch]:
     before = batch(size)
     draws = mixing.draw(seed, before.shard, 16, 12, mixup=mixup, cutmix=cutmix)
     return before, draws, mixing.apply(before, draws)
@@ -40,7 +44,9 @@ def test_mixup_every_pair_of_values() -> None:
     for part in (0, 1, 777, ONE // 2, ONE - 3, ONE):
         draws = MixDraws(torch.zeros(1), torch.tensor([float(part)]), None)
         found = mixing.apply(Batch(pixels, torch.zeros(2), torch.zeros(2), whole(1)), draws).inputs
-        assert torch.equal(found.flatten().long(), (own * part + partner * (ONE - part) + ONE // 2) // ONE)
+        assert torch.equal(
+            found.flatten().long(), (own * part + partner * (ONE - part) + ONE // 2) // ONE
+        )
 
 
 def test_cutmix() -> None:
@@ -50,7 +56,9 @@ def test_cutmix() -> None:
         expected = before.inputs[number].clone()
         expected[:, top:bottom, left:right] = before.inputs[number + 1, :, top:bottom, left:right]
         assert torch.equal(found.inputs[number], expected)
-        assert weights_of(found)[number].item() == pytest.approx(1 - (bottom - top) * (right - left) / (16 * 12))
+        assert weights_of(found)[number].item() == pytest.approx(
+            1 - (bottom - top) * (right - left) / (16 * 12)
+        )
 
 
 def test_mixup_and_cutmix() -> None:
@@ -63,7 +71,11 @@ def test_mixup_and_cutmix() -> None:
     own = (found.inputs == before.inputs[:-1]).flatten(1)
     partner = (found.inputs == before.inputs[1:]).flatten(1)
     assert (own | partner).all(1)[is_cut].all()
-    assert not (own | partner).all(1)[~is_cut & (weights_of(found) > 0.1) & (weights_of(found) < 0.9)].any()
+    assert (
+        not (own | partner)
+        .all(1)[~is_cut & (weights_of(found) > 0.1) & (weights_of(found) < 0.9)]
+        .any()
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.2, 4.0])

@@ -34,7 +34,9 @@ def test_edited_image_near_original(images: list[Image.Image], edit: str) -> Non
 
 
 def test_small_and_plain_not_compared() -> None:
-    noise = torch.randint(0, 256, (3, 29, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(
+        0, 256, (3, 29, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     assert thumbnail(noise) is not None
     assert thumbnail(noise[:, :28]) is None
     assert thumbnail(torch.full((3, 64, 64), 128, dtype=torch.uint8)) is None

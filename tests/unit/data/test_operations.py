@@ -11,7 +11,15 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as oracle
 
 from lockstep.data.transforms import operations, photometric
-from lockstep.data.transforms.operations import MOVES, NUM_LEVELS, OPERATIONS, RANDOM, TRIVIAL, OperationDraws, Space
+from lockstep.data.transforms.operations import (
+    MOVES,
+    NUM_LEVELS,
+    OPERATIONS,
+    RANDOM,
+    TRIVIAL,
+    OperationDraws,
+    Space,
+)
 from lockstep.distributed.rng import generator, uniform
 
 SIGNED = (*MOVES, "brightness", "color", "contrast", "sharpness")
@@ -22,7 +30,9 @@ SHAPES = [(3, 32, 32), (1, 28, 28)]
 
 def example_images(channels: int, height: int, width: int) -> Tensor:
     """Noise, a soft picture of few grey levels, one grey, black, white, and black and white."""
-    noise = torch.randint(0, 256, (channels, height, width), generator=torch.Generator().manual_seed(0))
+    noise = torch.randint(
+        0, 256, (channels, height, width), generator=torch.Generator().manual_seed(0)
+    )
     y, x = torch.arange(height).view(-1, 1), torch.arange(width)
     soft = torch.stack([60 + 3 * y + (4 + c) * x % 90 for c in range(channels)])
     flat = [torch.full_like(noise, grey) for grey in (0, 77, 255)]
@@ -45,7 +55,11 @@ def bin_of(space: Space, name: str, level: int, height: int, width: int) -> floa
     """Strength of torchvision's bin of this level, of no rounded float32."""
     sign, level = (-1 if level < 0 else 1), abs(level)
     if name in ("posterize", "solarize"):
-        return round(8 - level / (5 if space is TRIVIAL else 7.5)) if name == "posterize" else 1 - level / 30
+        return (
+            round(8 - level / (5 if space is TRIVIAL else 7.5))
+            if name == "posterize"
+            else 1 - level / 30
+        )
     side = {"translate_x": width, "translate_y": height}.get(name, 0)
     largest = {
         TRIVIAL: {"rotate": 135.0, "translate_x": 32.0, "translate_y": 32.0},
@@ -108,10 +122,17 @@ def assert_equal_off_edges(found: Tensor, oracles: list[Tensor], maps: Tensor) -
     assert torch.equal(found.where(~edges, 0), torch.stack(oracles).where(~edges, 0))
 
 
-# The part of the pixels that may differ, by one grey level. Ours is the exact value rounded down; torchvision computes
-# in float32, where what should be a whole number can end just below it: a channel of two levels that is stretched, or
-# an image of one grey, whose contrast moves it away from itself.
-MAY_DIFFER = {"brightness": 0.001, "color": 0.005, "contrast": 0.1, "sharpness": 0.001, "autocontrast": 0.05}
+# The part of the pixels that may differ, by one grey level. Ours is the exact value rounded down;
+# torchvision computes in float32, where what should be a whole number can end just below it: a
+# channel of two levels that is stretched, or an image of one grey, whose contrast moves it away
+# from itself.
+MAY_DIFFER = {
+    "brightness": 0.001,
+    "color": 0.005,
+    "contrast": 0.1,
+    "sharpness": 0.001,
+    "autocontrast": 0.05,
+}
 
 
 @SPACES
@@ -121,7 +142,9 @@ def test_colors_as_torchvision(space: Space, name: str, shape: tuple[int, int, i
     levels = list(LEVELS[name])
     images = example_images(*shape)
     found = torch.stack([changed(space, name, image, levels) for image in images])
-    oracles = torch.stack([torch.stack([expected(space, name, image, level) for level in levels]) for image in images])
+    oracles = torch.stack(
+        [torch.stack([expected(space, name, image, level) for level in levels]) for image in images]
+    )
     differences = (found.int() - oracles.int()).abs()
     assert differences.max() <= (1 if name in MAY_DIFFER else 0)
     assert (differences > 0).double().mean() <= MAY_DIFFER.get(name, 0)
@@ -139,10 +162,12 @@ def test_strengths_as_torchvision(space: Space) -> None:
         assert is_signed == (name in SIGNED)
         assert (bins is None) == (name in ("identity", "autocontrast", "equalize"))
         if bins is not None:
-            assert bins.tolist() == pytest.approx([bin_of(space, name, k, 40, 56) for k in range(31)], abs=1e-5)
+            assert bins.tolist() == pytest.approx(
+                [bin_of(space, name, k, 40, 56) for k in range(31)], abs=1e-5
+            )
 
 
-# -- jitter of colours -------------------------------------------------------------------------------------------------
+# -- jitter of colours -----------------------------------------------------------------------------
 
 FACTORS = [0, 1, 333, 999, 1000, 1001, 1400, 2222, 11_000]
 JITTERED = {
@@ -168,7 +193,9 @@ def test_jitter_as_torchvision(name: str, shape: tuple[int, int, int]) -> None:
 
 def test_jitter_strengths_even() -> None:
     strengths = {"brightness": 0.4, "contrast": 1.5, "saturation": 0.0, "hue": 0.1}
-    drawn = photometric.draw_jitter(strengths, lambda name: uniform(1, torch.arange(20_000), 3, name))
+    drawn = photometric.draw_jitter(
+        strengths, lambda name: uniform(1, torch.arange(20_000), 3, name)
+    )
     ranges = {"brightness": (600, 1400), "contrast": (0, 2500), "hue": (-600, 600)}
     assert drawn.keys() == ranges.keys()
     for name, (low, high) in ranges.items():
@@ -177,15 +204,21 @@ def test_jitter_strengths_even() -> None:
         assert counts.tolist() == pytest.approx([2500] * 8, rel=0.12)  # six standard deviations
 
 
-# -- a batch -----------------------------------------------------------------------------------------------------------
+# -- a batch ---------------------------------------------------------------------------------------
 
 
 def test_trivial_augment_by_sample() -> None:
     size = 400
-    images = torch.randint(0, 256, (size, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    found = operations.apply(images, operations.draw_trivial(generator(7), size, torch.arange(size), 10, 10))
+    images = torch.randint(
+        0, 256, (size, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
+    found = operations.apply(
+        images, operations.draw_trivial(generator(7), size, torch.arange(size), 10, 10)
+    )
     source = generator(7)
-    drawn, bins, minus = (torch.randint(end, (size,), generator=source).tolist() for end in (14, 31, 2))
+    drawn, bins, minus = (
+        torch.randint(end, (size,), generator=source).tolist() for end in (14, 31, 2)
+    )
     for number, image in enumerate(images):
         name, level = OPERATIONS[drawn[number]], bins[number] * (1 - 2 * minus[number])
         assert torch.equal(found[number], changed(TRIVIAL, name, image, [level])[0]), name
@@ -193,7 +226,9 @@ def test_trivial_augment_by_sample() -> None:
 
 def test_rand_augment_in_order() -> None:
     numbers = uniform(4, torch.arange(200), 7)
-    images = torch.randint(0, 256, (200, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images = torch.randint(
+        0, 256, (200, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     found = images
     for draws in operations.draw_random(numbers, 12, 10, 10):
         found = operations.apply(found, draws)
@@ -210,11 +245,14 @@ def test_trivial_augment_even() -> None:
     assert draws.counts == pytest.approx([size / 14] * 14, rel=0.08)  # six standard deviations
     found = drawn_levels(draws, 33)
     counts = (found + 30).bincount(minlength=61) / (len(found) / 62)
-    assert counts.tolist() == pytest.approx([1] * 30 + [2] + [1] * 30, rel=0.2)  # level 0 has both signs
+    # level 0 has both signs
+    assert counts.tolist() == pytest.approx([1] * 30 + [2] + [1] * 30, rel=0.2)
 
 
 def drawn_levels(draws: OperationDraws, factor: int) -> Tensor:
     """Levels of all but the operations whose strength has no sign."""
     numbers = torch.arange(len(OPERATIONS)).repeat_interleave(torch.tensor(draws.counts))
-    has_sign = (numbers != OPERATIONS.index("posterize")) & (numbers != OPERATIONS.index("solarize"))
+    has_sign = (numbers != OPERATIONS.index("posterize")) & (
+        numbers != OPERATIONS.index("solarize")
+    )
     return (draws.strengths[has_sign] - 1000) // factor

@@ -48,7 +48,9 @@ def deep_png(values: NDArray[np.uint16]) -> bytes:
     head = struct.pack(">IIBBBBB", SIDE, SIDE, 16, 2, 0, 0, 0)
     lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    chunks = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts)
+    chunks = (
+        struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
@@ -73,7 +75,10 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "16 bits of PGM": ("a.pgm", Image.fromarray(DEEP[:, :, 0].copy()), {}),
     "16 bits of each color": ("a.png", deep_png(DEEP), {}),
     "all alpha 0": ("a.png", CLEAR, {}),
-    **{f"RGBA {suffix}": (f"a{suffix}", LAYER, {}) for suffix in (".png", ".webp", ".tif", ".avif", ".jp2")},
+    **{
+        f"RGBA {suffix}": (f"a{suffix}", LAYER, {})
+        for suffix in (".png", ".webp", ".tif", ".avif", ".jp2")
+    },
     **{f"LA {suffix}": (f"a{suffix}", LAYER.convert("LA"), {}) for suffix in (".png", ".jp2")},
     "palette, transparent bytes": ("a.png", PALETTE, {"transparency": bytes(range(0, 256, 16))}),
     "palette, opaque bytes": ("a.png", PALETTE, {"transparency": bytes([255] * 16)}),
@@ -81,7 +86,10 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "palette of GIF, transparent index": ("a.gif", PALETTE, {"transparency": 1}),
     "grey, transparent value": ("a.png", GREY, {"transparency": GREY.getpixel((0, 0))}),
     "RGB, transparent value": ("a.png", PLAIN, {"transparency": PLAIN.getpixel((0, 0))}),
-    **{f"animated {suffix}": (f"a{suffix}", PLAIN, FRAMES) for suffix in (".gif", ".webp", ".png", ".tif", ".avif")},
+    **{
+        f"animated {suffix}": (f"a{suffix}", PLAIN, FRAMES)
+        for suffix in (".gif", ".webp", ".png", ".tif", ".avif")
+    },
 }
 SPECIAL = {
     "16 bits of grey": high_bytes(DEEP[:, :, 0]),
@@ -124,11 +132,15 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
     for number in range(3):  # each split needs an image of another class
         write_image(root / "b" / f"{number}.png", number, SIDE, SIDE)
     path = write_image(root / "a" / "a.jpg")
-    Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(path, exif=orientation(6), quality=95)
+    Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(
+        path, exif=orientation(6), quality=95
+    )
     unlabelled, _ = unlabelled_folder(str(path), view=VIEW, channels=3)
     found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, VIEW).images[0]]
     for memory in ("stream", "once", "host"):
-        splits = read(root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache"))
+        splits = read(
+            root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache")
+        )
         (part,) = (part for part in splits.parts.values() if "a/a.jpg" in part.names)
         found.append(whole(part.pixels)[part.names.index("a/a.jpg")])
     for pixels in found[1:]:
@@ -170,7 +182,9 @@ def test_heic(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pi_heif")
     (tmp_path / name).write_bytes(HEIC)
     assert image_table.list_images(tmp_path) == [name]
-    pixels, size = decode(str(tmp_path / name), 3, View.from_keys(None, "auto", "crop", "auto", "white"))
+    pixels, size = decode(
+        str(tmp_path / name), 3, View.from_keys(None, "auto", "crop", "auto", "white")
+    )
     assert size == (48, 32)
     corners = [pixels[:, 4, 4], pixels[:, 4, -4], pixels[:, -4, -4]]
     for corner, colour in zip(corners, ([40, 200, 40], [200, 40, 40], [40, 40, 200]), strict=True):
@@ -180,7 +194,12 @@ def test_heic(tmp_path: Path, name: str) -> None:
 @pytest.mark.usefixtures("without_heif")
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("a.heic", "pip install pi-heif"), ("a.jpg", "pip install pi-heif"), ("a.jxl", "type"), ("a.DNG", "type")],
+    [
+        ("a.heic", "pip install pi-heif"),
+        ("a.jpg", "pip install pi-heif"),
+        ("a.jxl", "type"),
+        ("a.DNG", "type"),
+    ],
 )
 def test_decode_unread_type(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_bytes(HEIC)
@@ -190,7 +209,16 @@ def test_decode_unread_type(tmp_path: Path, name: str, reason: str) -> None:
 
 @pytest.mark.usefixtures("without_heif")
 def test_unread_images_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a.png", "a.HEIC", "b.heic", "c.dng", "notes.txt", "readme", "._a.heic", "@eaDir/c.heic"):
+    for name in (
+        "a.png",
+        "a.HEIC",
+        "b.heic",
+        "c.dng",
+        "notes.txt",
+        "readme",
+        "._a.heic",
+        "@eaDir/c.heic",
+    ):
         for label in ("cat", "dog"):
             (tmp_path / label / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / label / name).touch()

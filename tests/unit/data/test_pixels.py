@@ -18,12 +18,24 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
 @pytest.mark.parametrize(
     ("pixels", "num_targets", "num_names", "line"),
     [
-        (Packed(), 2, 2, r"\(Packed\) are not a tensor: give one, or a torch Dataset to data=dataset"),
+        (
+            Packed(),
+            2,
+            2,
+            r"\(Packed\) are not a tensor: give one, or a torch Dataset to data=dataset",
+        ),
         (PIXELS.int(), 3, 3, r"the pixels are int32: make them uint8 of 0 to 255, or floats\."),
         (PIXELS[0], 1, 1, r"the pixels have the shape \(1, 4, 4\): make them \(N, C, H, W\)\."),
-        (PIXELS, 2, 3, r"there are 3 pixels, 2 targets, 3 names: give one of each for every image\."),
+        (
+            PIXELS,
+            2,
+            3,
+            r"there are 3 pixels, 2 targets, 3 names: give one of each for every image\.",
+        ),
     ],
 )
-def test_images_that_do_not_fit_refused(pixels: Any, num_targets: int, num_names: int, line: str) -> None:
+def test_images_that_do_not_fit_refused(
+    pixels: Any, num_targets: int, num_names: int, line: str
+) -> None:
     with pytest.raises(ValueError, match=rf"^Images: .*{line}"):
         Images(pixels, torch.zeros(num_targets), [str(number) for number in range(num_names)])

@@ -11,7 +11,10 @@ from torchvision.transforms.v2 import functional as F
 from lockstep.data.images.preprocessing import View, resize
 
 SIZES = [(20, 30), (60, 31), (8, 9), (40, 40), (3, 90)]  # wide, tall, small, square, long
-MODES: dict[str, Any] = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
+MODES: dict[str, Any] = {
+    "bilinear": InterpolationMode.BILINEAR,
+    "bicubic": InterpolationMode.BICUBIC,
+}
 
 
 def image_of(height: int, width: int, channels: int = 3) -> torch.Tensor:
@@ -21,7 +24,13 @@ def image_of(height: int, width: int, channels: int = 3) -> torch.Tensor:
 
 def view_of(size: tuple[int, int], **changes: Any) -> View:
     return View(
-        **{"size": size, "crop_percent": 1.0, "fit": "crop", "interpolation": "bilinear", "background": "white"}
+        **{
+            "size": size,
+            "crop_percent": 1.0,
+            "fit": "crop",
+            "interpolation": "bilinear",
+            "background": "white",
+        }
         | changes
     )
 
@@ -44,8 +53,13 @@ def test_square_as_torchvision(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     image = image_of(height, width)
     for short in (16, 19):
-        usual = v2.Compose([v2.Resize(short, MODES[interpolation], antialias=True), v2.CenterCrop(16)])
-        assert_close(view_of((16, 16), crop_percent=16 / short, interpolation=interpolation)(image), usual(image))
+        usual = v2.Compose(
+            [v2.Resize(short, MODES[interpolation], antialias=True), v2.CenterCrop(16)]
+        )
+        assert_close(
+            view_of((16, 16), crop_percent=16 / short, interpolation=interpolation)(image),
+            usual(image),
+        )
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -63,7 +77,9 @@ def test_rectangle_as_torchvision(height: int, width: int, size: tuple[int, int]
 @pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("size", [(16, 16), (16, 24)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_letterbox_as_torchvision(height: int, width: int, size: tuple[int, int], channels: int) -> None:
+def test_letterbox_as_torchvision(
+    height: int, width: int, size: tuple[int, int], channels: int
+) -> None:
     image, ratio = image_of(height, width, channels), min(size[0] / height, size[1] / width)
     scaled = [max(1, round(height * ratio)), max(1, round(width * ratio))]
     down, right = size[0] - scaled[0], size[1] - scaled[1]
@@ -74,7 +90,8 @@ def test_letterbox_as_torchvision(height: int, width: int, size: tuple[int, int]
 
 # resize and crop of torchvision's weights; image size and crop_pct of timm's
 @pytest.mark.parametrize(
-    ("resized", "cropped"), [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)]
+    ("resized", "cropped"),
+    [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)],
 )
 def test_crop_percent_of_two_sizes(resized: int, cropped: int) -> None:
     assert view_of((cropped, cropped), crop_percent=cropped / resized).bounds == (resized, resized)
@@ -89,7 +106,9 @@ def test_crop_percent_as_timm(side: int, percent: float) -> None:
 @pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
 @pytest.mark.parametrize("shape", [(3, 20, 30), (1, 8, 8), (2, 3, 16, 12)])
 @pytest.mark.parametrize("size", [[10, 15], [24, 9], [8, 8]])
-def test_resize_bits(monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]) -> None:
+def test_resize_bits(
+    monkeypatch: pytest.MonkeyPatch, capability: str, shape: tuple[int, ...], size: list[int]
+) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     for given in (images, (images * 255).to(torch.uint8)):

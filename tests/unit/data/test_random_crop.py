@@ -42,7 +42,9 @@ def test_crop_as_torchvision(root: Path, interpolation: str) -> None:
     for position, (crop, draws) in enumerate(zip(crops, drawn(len(scaled), 5), strict=True)):
         image = scaled.pixels.scaled_image(position)
         box = CROP.box(draws, *image.shape[1:])
-        expected = F.resized_crop(image, *box, [12, 8], InterpolationMode(interpolation), antialias=True)
+        expected = F.resized_crop(
+            image, *box, [12, 8], InterpolationMode(interpolation), antialias=True
+        )
         assert (crop.int() - expected.int()).abs().max() <= 1
 
 
@@ -70,7 +72,9 @@ def test_boxes_as_torchvision(height: int, width: int) -> None:
 def test_box_never_fits() -> None:
     crop = RandomCrop(scale=(0.9, 1.0), ratio=(0.75, 1.3333), seed=0)
     for height, width in ((4, 400), (400, 4), (1, 1)):
-        theirs = RandomResizedCrop(8, (0.9, 1.0), (0.75, 1.3333)).make_params([torch.zeros(1, height, width)])
+        theirs = RandomResizedCrop(8, (0.9, 1.0), (0.75, 1.3333)).make_params(
+            [torch.zeros(1, height, width)]
+        )
         assert list(crop.box([0.5] * 22, height, width)) == list(theirs.values())
 
 
@@ -87,13 +91,17 @@ def test_crop_of_tensor() -> None:
     assert isinstance(images, torch.Tensor)
     crops = CROP(images, torch.arange(50), 0)
     for image, crop, draws in zip(images, crops, drawn(50), strict=False):
-        assert torch.equal(crop, F.resized_crop(image, *CROP.box(draws, 8, 8), [8, 8], antialias=True))
+        assert torch.equal(
+            crop, F.resized_crop(image, *CROP.box(draws, 8, 8), [8, 8], antialias=True)
+        )
 
 
-# -- in files and processes --------------------------------------------------------------------------------------------
+# -- in files and processes ------------------------------------------------------------------------
 
 
-def test_size_other_than_header(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_other_than_header(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = ImageFiles.scaled_sizes
     monkeypatch.setattr(ImageFiles, "scaled_sizes", lambda *given: sizes(*given) + 1)
     with pytest.raises(ValueError, match="has another size than its header"):
@@ -101,4 +109,4 @@ def test_size_other_than_header(root: Path, tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("cache/*/*rows*"))
 
 
-# -- JPEGs that the decoder shrinks ------------------------------------------------------------------------------------
+# -- JPEGs that the decoder shrinks ----------------------------------------------------------------

@@ -49,7 +49,7 @@ def archive(root: Path) -> Path:
     return path
 
 
-# -- what is fetched ---------------------------------------------------------------------------------------------------
+# -- what is fetched -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["{}/flowers", "zip://all::{}/flowers.zip"])
@@ -82,12 +82,16 @@ def test_changed_url_copied_again(root: Path, tmp_path: Path, server: str) -> No
 
 def test_files_of_list(root: Path, tmp_path: Path, server: str) -> None:
     names = sorted(contents(root))[1::2]
-    file = write_list(tmp_path / "list.csv", [{"path": f"./{name}", "label": name[0]} for name in names])
+    file = write_list(
+        tmp_path / "list.csv", [{"path": f"./{name}", "label": name[0]} for name in names]
+    )
     asked = listed(file, tmp_path / "scratch", f"{server}/flowers")
     data_presence.check(asked)
     assert contents(Path(read(asked))) == {name: (root / name).read_bytes() for name in names}
     write_list(file, [{"path": name, "label": name[0]} for name in ("none.png", *names)])
-    with pytest.raises(ValueError, match=r"row 2, column path: .*none\.png does not exist.*is the copy of http"):
+    with pytest.raises(
+        ValueError, match=r"row 2, column path: .*none\.png does not exist.*is the copy of http"
+    ):
         read(asked, run_parts.source)
 
 
@@ -99,7 +103,7 @@ def test_folder_cannot_be_listed(root: Path, tmp_path: Path, server: str) -> Non
     assert contents(folder) == contents(root)
 
 
-# -- names that lead elsewhere -----------------------------------------------------------------------------------------
+# -- names that lead elsewhere ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../../evil.png", "/evil.png", "a/./evil.png"])
@@ -113,13 +117,17 @@ def test_name_leads_elsewhere(name: str, tmp_path: Path) -> None:
     for asked in (section(url, scratch), listed(file, scratch, url)):
         with contextlib.suppress(ValueError):
             read(asked)
-    assert not [*scratch.rglob("evil.png"), *tmp_path.glob("evil.png"), *tmp_path.parent.glob("evil.png")]
+    assert not [
+        *scratch.rglob("evil.png"),
+        *tmp_path.glob("evil.png"),
+        *tmp_path.parent.glob("evil.png"),
+    ]
     files = copying.Files("bad", LocalFileSystem(), {name: str(tmp_path / "bad.zip")}, "key")
     with pytest.raises(ValueError, match=r"evil\.png is not below bad: set data\.root"):
         copying.copy(files, scratch, "data.copy_to=scratch")
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 def test_missing_files_refused(root: Path, tmp_path: Path, server: str) -> None:
@@ -139,7 +147,9 @@ def test_missing_files_refused(root: Path, tmp_path: Path, server: str) -> None:
 
 def test_failed_file_leaves_no_copy(root: Path, tmp_path: Path, server: str) -> None:
     Handler.broken.add("/flowers/red%20fox/bild%20%C3%BC%2001.png")
-    with pytest.raises(ValueError, match=r"cannot be copied \(ClientResponseError: 500.*/bild%20%C3%BC%2001\.png"):
+    with pytest.raises(
+        ValueError, match=r"cannot be copied \(ClientResponseError: 500.*/bild%20%C3%BC%2001\.png"
+    ):
         make(f"{server}/flowers", tmp_path / "scratch")
     Handler.broken.clear()
     assert contents(make(f"{server}/flowers", tmp_path / "scratch")) == contents(root)

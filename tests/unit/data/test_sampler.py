@@ -31,7 +31,8 @@ def order_of(batches: GlobalBatches | ShardLoader) -> list[int]:
 def put_together(shards: list[list[ShardIndices]] | list[list[Batch]]) -> list[list[int]]:
     """The micro-batches that the ranks read together, in rank order."""
     return [
-        [index for part in parts for index in part.indices.tolist()] for parts in zip(*shards, strict=True)
+        [index for part in parts for index in part.indices.tolist()]
+        for parts in zip(*shards, strict=True)
     ]  # strict: the same number of steps on every rank
 
 
@@ -79,7 +80,9 @@ def test_any_micro_batches(plan: Plan, loads: list[int]) -> None:
     whole = replace(plan, micro_batch_size=step_size, accumulate_grad_batches=1)
     steps = [indices.tolist() for indices, _ in whole.of()]
     read: list[list[int]] = [[] for _ in steps]
-    for parts in zip(*(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True):
+    for parts in zip(
+        *(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True
+    ):
         for indices, shard in parts:
             step = steps[shard.step]
             assert shard.group_size == len(step)
@@ -117,7 +120,11 @@ def test_group_size(plan: Plan, loads: list[int]) -> None:
 
 
 def test_order_of_seed_and_epoch() -> None:
-    orders = [order_of(Plan(shuffle_seed=seed).of(epoch=epoch)) for seed in (0, 1, 2**32) for epoch in (0, 1)]
+    orders = [
+        order_of(Plan(shuffle_seed=seed).of(epoch=epoch))
+        for seed in (0, 1, 2**32)
+        for epoch in (0, 1)
+    ]
     assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
 
 
@@ -137,7 +144,12 @@ def test_loader_pixels_and_labels(plan: Plan, loads: list[int]) -> None:
 @repeatable
 @given(PLANS, LOADS, LOADS, st.integers(0, 3), st.booleans(), st.data())
 def test_resume_other_ranks(
-    plan: Plan, loads: list[int], other_loads: list[int], epoch: int, is_told: bool, data: st.DataObject
+    plan: Plan,
+    loads: list[int],
+    other_loads: list[int],
+    epoch: int,
+    is_told: bool,
+    data: st.DataObject,
 ) -> None:
     batches = list(plan.of(epoch=epoch))
     position = data.draw(st.integers(1, len(batches)), label="batches before the stop")

@@ -25,7 +25,9 @@ FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
 
 
 def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
-    return unlabelled_folder(root, view=View.from_keys(size, "auto", "crop", "auto", "white"), channels=3)
+    return unlabelled_folder(
+        root, view=View.from_keys(size, "auto", "crop", "auto", "white"), channels=3
+    )
 
 
 def decoded(path: Path) -> torch.Tensor:
@@ -57,7 +59,11 @@ def assert_well_formed(splits: Splits) -> None:
 
 
 def same(a: Images, b: Images) -> bool:
-    return torch.equal(whole(a.pixels), whole(b.pixels)) and torch.equal(a.targets, b.targets) and a.names == b.names
+    return (
+        torch.equal(whole(a.pixels), whole(b.pixels))
+        and torch.equal(a.targets, b.targets)
+        and a.names == b.names
+    )
 
 
 def test_digits_as_scikit_learn() -> None:
@@ -70,7 +76,9 @@ def test_digits_as_scikit_learn() -> None:
     for part in splits.parts.values():
         index = [int(name.removeprefix("digits/")) for name in part.names]
         assert part.targets.tolist() == labels[index].tolist()
-        assert (whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16).abs().max() <= 0.5
+        assert (
+            whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16
+        ).abs().max() <= 0.5
 
 
 class FewImages:
@@ -122,9 +130,14 @@ def test_class_folders_split(tmp_path: Path) -> None:
     assert sorted(names(splits)) == expected == sorted(list_images(tmp_path))
     for part in splits.parts.values():
         assert set(part.targets.tolist()) == {0, 1, 2}
-        for pixels, label, name in zip(whole(part.pixels), part.targets.tolist(), part.names, strict=True):
+        for pixels, label, name in zip(
+            whole(part.pixels), part.targets.tolist(), part.names, strict=True
+        ):
             assert Path(name).parts[0] == splits.class_names[label]
-            assert torch.equal(pixels, torch.from_numpy(pixels_of(100 * label + int(Path(name).stem))).permute(2, 0, 1))
+            assert torch.equal(
+                pixels,
+                torch.from_numpy(pixels_of(100 * label + int(Path(name).stem))).permute(2, 0, 1),
+            )
 
 
 def write_patients(folder: Path) -> Path:
@@ -132,21 +145,35 @@ def write_patients(folder: Path) -> Path:
     for number in range(24):
         for image in range(1 + number % 4):
             name = ("ill", "well")[number % 2]
-            write_image(folder / name / f"p{number:02}" / f"p{number:02}_{image}.png", seed=10 * number + image)
+            write_image(
+                folder / name / f"p{number:02}" / f"p{number:02}_{image}.png",
+                seed=10 * number + image,
+            )
     return folder
 
 
 @pytest.mark.parametrize("group", [r"/(p\d+)_", 1])
 def test_group_in_one_split(tmp_path: Path, group: str | int) -> None:
     splits = read(write_patients(tmp_path), group=group)
-    found = {(patient, split) for split, part in splits.parts.items() for patient in part.groups or ()}
+    found = {
+        (patient, split) for split, part in splits.parts.items() for patient in part.groups or ()
+    }
     assert len(found) == 24
 
 
 def test_group_levels(tmp_path: Path) -> None:
-    for name in ("train/a/x/1/1.png", "train/a/x/2/1.png", "train/b/x/1/1.png", "test/a/y/1/1.png", "test/b/z/9/1.png"):
+    for name in (
+        "train/a/x/1/1.png",
+        "train/a/x/2/1.png",
+        "train/b/x/1/1.png",
+        "test/a/y/1/1.png",
+        "test/b/z/9/1.png",
+    ):
         write_image(tmp_path / name)
-    for levels, expected in ((1, ["x", "x", "x", "y", "z"]), (2, ["x/1", "x/2", "x/1", "y/1", "z/9"])):
+    for levels, expected in (
+        (1, ["x", "x", "x", "y", "z"]),
+        (2, ["x/1", "x/2", "x/1", "y/1", "z/9"]),
+    ):
         assert list_classes(str(tmp_path), levels).groups == expected
     assert list_classes(str(tmp_path), "^(./.)").groups == ["a/x", "a/x", "b/x", "a/y", "b/z"]
 
@@ -177,7 +204,7 @@ def test_missing_split_folders_cut(tmp_path: Path, missing: tuple[str, ...]) -> 
     assert len(set(names(splits))) == len(names(splits)) == 8 * (3 - len(missing))
 
 
-# -- damaged files -----------------------------------------------------------------------------------------------------
+# -- damaged files ---------------------------------------------------------------------------------
 
 
 def test_decode_postscript(tmp_path: Path) -> None:
@@ -198,7 +225,10 @@ BAD_EXIF = {
     "no number": (exif_of((0x0112, 2, 4, 0x61626300)), False),
     "cut after the orientation": (exif_of(TURNED, (0x010F, 2, 99, 5000)), True),
     "a table that ends early": (exif_of(TURNED)[:-4], False),
-    "a resolution of -5/0": (exif_of(TURNED, (0x011A, 10, 1, 38), rest=bytes(4) + struct.pack(">2i", -5, 0)), True),
+    "a resolution of -5/0": (
+        exif_of(TURNED, (0x011A, 10, 1, 38), rest=bytes(4) + struct.pack(">2i", -5, 0)),
+        True,
+    ),
 }
 
 
@@ -229,10 +259,22 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that en
     "one class": (("cat/1.png",), r"one class only, cat: add"),
     "an empty class": ((*TWO, "owl/notes.txt", "owl/._1.png"), r"without an image: .*owl"),
     "no train": (("val/cat/1.png", "val/dog/1.png"), r'has "val" but no folder "train"'),
-    "an empty split": ((*(f"train/{name}" for name in TWO), "val/cat/"), r"without an image: \S*/val\. Add images"),
-    "a split without classes": ((*(f"train/{name}" for name in TWO), "test/1.png"), r"no class folders in .*test"),
-    "a class of test alone": ((*(f"train/{name}" for name in TWO), "test/fox/1.png"), r"train/ lacks: fox\. Add"),
-    "another folder": (tuple(f"{part}/{name}" for part in ("train", "dev") for name in TWO), "are not read, dev"),
+    "an empty split": (
+        (*(f"train/{name}" for name in TWO), "val/cat/"),
+        r"without an image: \S*/val\. Add images",
+    ),
+    "a split without classes": (
+        (*(f"train/{name}" for name in TWO), "test/1.png"),
+        r"no class folders in .*test",
+    ),
+    "a class of test alone": (
+        (*(f"train/{name}" for name in TWO), "test/fox/1.png"),
+        r"train/ lacks: fox\. Add",
+    ),
+    "another folder": (
+        tuple(f"{part}/{name}" for part in ("train", "dev") for name in TWO),
+        "are not read, dev",
+    ),
     "two folders of val": (
         tuple(f"{part}/{name}" for part in ("train", "val", "valid") for name in TWO),
         r"has 2 folders for val: val, valid\. Keep one",
@@ -265,22 +307,32 @@ def test_layout_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("files", "classes"),
     [
-        (("valid/a/1.png", "valid/b/1.png", "invalid/a/1.png", "invalid/c/1.png"), ("invalid", "valid")),
+        (
+            ("valid/a/1.png", "valid/b/1.png", "invalid/a/1.png", "invalid/c/1.png"),
+            ("invalid", "valid"),
+        ),
         (("cat/images/1.png", "dog/images/1.png"), ("cat", "dog")),  # as Tiny ImageNet
         (("cat/a/1.png", "cat/b/1.png", "dog/a/1.png", "dog/b/1.png", "dog/1.png"), ("cat", "dog")),
     ],
 )
-def test_classes_may_contain_folders(tmp_path: Path, files: tuple[str, ...], classes: tuple[str, ...]) -> None:
+def test_classes_may_contain_folders(
+    tmp_path: Path, files: tuple[str, ...], classes: tuple[str, ...]
+) -> None:
     make_layout(tmp_path, files)
     assert list_classes(str(tmp_path)).class_names == classes
 
 
-@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Valid", "test"), ("training", "validation")])
+@pytest.mark.parametrize(
+    "names", [("Training", "Testing"), ("TRAIN", "Valid", "test"), ("training", "validation")]
+)
 def test_split_folder_names(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write_classes(tmp_path / name, {"cat": 4, "dog": 4, "owl": 4})
     listing = list_classes(str(tmp_path))
-    found = {split: {listing.names[row].partition("/")[0] for row in rows} for split, rows in listing.splits.items()}
+    found = {
+        split: {listing.names[row].partition("/")[0] for row in rows}
+        for split, rows in listing.splits.items()
+    }
     splits = {"tr": "train", "va": "val", "te": "test"}
     assert found == {splits[name[:2].lower()]: {name} for name in names}
 
@@ -288,7 +340,12 @@ def test_split_folder_names(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_links_to_folders(tmp_path: Path) -> None:
     write_classes(tmp_path / "root", {"a": 1, "b": 1})
     write_image(tmp_path / "pool" / "5.png")
-    for name, target in (("pool", "../../pool"), ("pool again", "../../pool"), ("self", "."), ("up", "..")):
+    for name, target in (
+        ("pool", "../../pool"),
+        ("pool again", "../../pool"),
+        ("self", "."),
+        ("up", ".."),
+    ):
         (tmp_path / "root" / "a" / name).symlink_to(target)
     (tmp_path / "pool" / "back").symlink_to(tmp_path)
     (tmp_path / "root" / "c").symlink_to(tmp_path / "pool")
@@ -301,7 +358,10 @@ def test_class_blanks_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b", "d\u200bog"), 4))
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog")
-    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [8, 12]
+    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [
+        8,
+        12,
+    ]
     assert r"are ignored: ' dog', 'cat ', 'dog\u200b' and 1 more" in capsys.readouterr().out
 
 
@@ -311,7 +371,9 @@ def test_links_to_one_file(tmp_path: Path) -> None:
         (tmp_path / "a" / f"link {number}.png").symlink_to(f"{number}.png")
     split_of = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
     assert len(split_of) == 60
-    assert all(split_of[f"a/{number}.png"] == split_of[f"a/link {number}.png"] for number in range(20))
+    assert all(
+        split_of[f"a/{number}.png"] == split_of[f"a/link {number}.png"] for number in range(20)
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,7 +385,10 @@ def test_links_to_one_file(tmp_path: Path) -> None:
         (("cat", "c\u200bat"), r"'cat' = 'c\u200bat'"),
         ((*"abcdefghij", *"ABCDE"), "'a' = 'A'; 'b' = 'B'; 'c' = 'C' and 2 more"),
         (("1", "01", "1.0", "10", "-1", "1e1"), "'1' = '01' = '1.0'"),
-        (("0", "-0", "inf", "infinity", "nan", "n01", "n1", "9" * 41, "0" + "9" * 41), "'0' = '-0'"),
+        (
+            ("0", "-0", "inf", "infinity", "nan", "n01", "n1", "9" * 41, "0" + "9" * 41),
+            "'0' = '-0'",
+        ),
         (("crane", "crane"), ""),
         (("STRASSE", "straße", "a", "A"), "'STRASSE' = 'straße'; 'a' = 'A'"),
     ],
@@ -335,7 +400,9 @@ def test_similar_names(names: tuple[str, ...], found: str | None) -> None:
 def test_two_sizes_refused(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 3, "b": 3})
     write_image(tmp_path / "b" / "9.png", height=6, width=7)
-    with pytest.raises(ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png 6x7.*set data\.image_size"):
+    with pytest.raises(
+        ValueError, match=r"data\.image_size=null.*0\.png has 8x8.*9\.png 6x7.*set data\.image_size"
+    ):
         read(tmp_path)
 
 

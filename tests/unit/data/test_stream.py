@@ -18,7 +18,7 @@ from tests.support.image_files import write_folder
 from tests.support.plans import Plan
 from tests.support.trainings import is_alive
 
-# -- a thread ----------------------------------------------------------------------------------------------------------
+# -- a thread --------------------------------------------------------------------------------------
 
 
 def numbers(count: int, made: list[int]) -> Iterator[int]:
@@ -54,7 +54,7 @@ def test_left_early() -> None:
     assert len(made) <= 7
 
 
-# -- the position ------------------------------------------------------------------------------------------------------
+# -- the position ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop_after", [1, 12, 13])
@@ -68,7 +68,7 @@ def test_thread_keeps_batches(stop_after: int) -> None:
         assert ahead.state_dict() == plain.state_dict()
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- what goes wrong -------------------------------------------------------------------------------
 
 
 SCRIPT = """

@@ -1,7 +1,7 @@
 """Batch norm over ranks against torch's on the whole batch: values, gradients, running statistics.
 
-float64 to 1e-12. bfloat16 against float32 within one rounding of each number to its 8 bits (2^-8 of it), against
-torch's own bfloat16 within two.
+float64 to 1e-12. bfloat16 against float32 within one rounding of each number to its 8 bits (2^-8 of
+it), against torch's own bfloat16 within two.
 """
 
 from dataclasses import dataclass
@@ -62,7 +62,10 @@ class Case:
         pairs = []
         for _ in range(NUM_STEPS):
             x, dy = (torch.randn(shape, generator=source, dtype=torch.float64) for _ in range(2))
-            x, dy = (value.to(dtype).contiguous(memory_format=layout) for value in (3 * x + self.offset, dy))
+            x, dy = (
+                value.to(dtype).contiguous(memory_format=layout)
+                for value in (3 * x + self.offset, dy)
+            )
             pairs.append((x, dy))
         return pairs
 
@@ -77,11 +80,16 @@ class Result(NamedTuple):
     evaluated: Tensor
 
 
-def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype | None = None) -> Result:
+def trained(
+    case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype | None = None
+) -> Result:
     """Train `layer` on the samples [lo, hi) of every step; `dtype` converts the input."""
     ys, dxs = [], []
     for x, dy in case.inputs():
-        x, dy = x.to(dtype or x.dtype)[lo:hi].detach().requires_grad_(), dy.to(dtype or dy.dtype)[lo:hi]
+        x, dy = (
+            x.to(dtype or x.dtype)[lo:hi].detach().requires_grad_(),
+            dy.to(dtype or dy.dtype)[lo:hi],
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=case.is_autocast and dtype is None):
             y = layer(x)
         y.backward(dy)
@@ -110,12 +118,19 @@ def trained_shards(case: Case) -> list[Result]:
 
 EXACT = [
     *(Case(kind, tuple(loads)) for kind in LAYERS for loads in LOADS),
-    *(Case("2d", tuple(loads), variant) for variant in VARIANTS if variant != "plain" for loads in LOADS),
+    *(
+        Case("2d", tuple(loads), variant)
+        for variant in VARIANTS
+        if variant != "plain"
+        for loads in LOADS
+    ),
     *(Case("2d", tuple(loads), is_channels_last=True) for loads in LOADS),
 ]
 FAR = [Case("2d", tuple(loads), dtype=torch.float32, offset=3000.0) for loads in LOADS]
 AUTOCAST = [
-    Case("2d", tuple(loads), dtype=torch.float32, is_autocast=True, is_channels_last=is_channels_last)
+    Case(
+        "2d", tuple(loads), dtype=torch.float32, is_autocast=True, is_channels_last=is_channels_last
+    )
     for loads in LOADS
     for is_channels_last in (False, True)
 ]
@@ -126,7 +141,9 @@ def assert_values(parts: list[Result], whole: Result, rtol: float, atol: float) 
     for name in ("y", "dx"):
         steps = zip(*(getattr(part, name) for part in parts), strict=True)
         for tensors, expected in zip(steps, getattr(whole, name), strict=True):
-            torch.testing.assert_close(torch.cat(tensors).double(), expected.double(), rtol=rtol, atol=atol)
+            torch.testing.assert_close(
+                torch.cat(tensors).double(), expected.double(), rtol=rtol, atol=atol
+            )
 
 
 def assert_gradients(parts: list[Result], whole: Result, atol: float) -> None:
@@ -149,7 +166,7 @@ def sums(parts: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(tensors).double().sum(0) for tensors in zip(*parts, strict=True)]
 
 
-# -- values and gradients ----------------------------------------------------------------------------------------------
+# -- values and gradients --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", EXACT, ids=str)
@@ -182,7 +199,7 @@ def test_autocast(case: Case) -> None:
         assert_buffers(parts, whole, 2e-5)  # float32, whatever the input
 
 
-# -- edge cases ---------------------------------------------------------------------------------------------------
+# -- edge cases ------------------------------------------------------------------------------------
 
 
 def refusal(layer: nn.Module, x: Tensor) -> str:
@@ -208,7 +225,7 @@ def test_one_value_per_channel_refused(shape: tuple[int, ...], is_refused: bool)
         assert ranks.run(refuse) == [expected] * 3
 
 
-# -- the plugin --------------------------------------------------------------------------------------------------------
+# -- the plugin ------------------------------------------------------------------------------------
 
 
 class OwnBatchNorm(nn.BatchNorm2d):
@@ -216,8 +233,12 @@ class OwnBatchNorm(nn.BatchNorm2d):
 
 
 def nested() -> nn.Sequential:
-    inner = nn.Sequential(nn.BatchNorm1d(4), nn.ModuleDict({"deep": nn.Sequential(nn.BatchNorm3d(2), nn.ReLU())}))
-    return nn.Sequential(nn.Conv2d(1, 4, 3), OwnBatchNorm(4), inner, nn.GroupNorm(2, 4), nn.InstanceNorm2d(4))
+    inner = nn.Sequential(
+        nn.BatchNorm1d(4), nn.ModuleDict({"deep": nn.Sequential(nn.BatchNorm3d(2), nn.ReLU())})
+    )
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), OwnBatchNorm(4), inner, nn.GroupNorm(2, 4), nn.InstanceNorm2d(4)
+    )
 
 
 def test_swap_and_revert() -> None:
@@ -250,9 +271,15 @@ class Scaled(nn.BatchNorm2d):
 @pytest.mark.parametrize(
     ("layer", "what"),
     [
-        (nn.BatchNorm2d(2, track_running_stats=False), r"'1' \(BatchNorm2d\) has track_running_stats=False"),
+        (
+            nn.BatchNorm2d(2, track_running_stats=False),
+            r"'1' \(BatchNorm2d\) has track_running_stats=False",
+        ),
         (Scaled(2), r"'1' \(Scaled\) is a batch norm with a custom forward\(\)"),
-        (nn.InstanceNorm2d(2, track_running_stats=True), r"'1' \(InstanceNorm2d\) has running statistics of one"),
+        (
+            nn.InstanceNorm2d(2, track_running_stats=True),
+            r"'1' \(InstanceNorm2d\) has running statistics of one",
+        ),
         (EvoNorm2dB0(2), r"'1' \(EvoNorm2dB0\) normalizes by the batch of one worker"),
     ],
     ids=lambda value: type(value).__name__,
@@ -263,5 +290,11 @@ def test_norm_of_one_worker_refused(layer: nn.Module, what: str) -> None:
 
 
 def test_other_norms_pass() -> None:
-    layers = (nn.InstanceNorm2d(2), nn.GroupNorm(1, 2), LayerNorm2d(2), FrozenBatchNorm2d(2), SyncBatchNorm(2))
+    layers = (
+        nn.InstanceNorm2d(2),
+        nn.GroupNorm(1, 2),
+        LayerNorm2d(2),
+        FrozenBatchNorm2d(2),
+        SyncBatchNorm(2),
+    )
     refuse_inexact_norms(nn.Sequential(*layers))

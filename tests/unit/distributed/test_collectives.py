@@ -26,7 +26,9 @@ def received(is_slow: bool) -> list[int]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("world_size", "has_memory", "is_slow"), [(2, True, False), (3, True, True), (2, False, True)])
+@pytest.mark.parametrize(
+    ("world_size", "has_memory", "is_slow"), [(2, True, False), (3, True, True), (2, False, True)]
+)
 def test_flag_one_step_late(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, world_size: int, has_memory: bool, is_slow: bool
 ) -> None:
@@ -52,7 +54,10 @@ def test_agreement_includes_pending_flag(ranks: Ranks, world_size: int) -> None:
 
 
 def counts_of(rank: int) -> Tensor:
-    return torch.rand(500, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * 10.0**rank
+    return (
+        torch.rand(500, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+        * 10.0**rank
+    )
 
 
 def summed() -> tuple[Tensor, bool]:

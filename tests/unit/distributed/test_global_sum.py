@@ -12,7 +12,9 @@ NUM_SAMPLES = 7
 
 
 def batch_of(lo: int, hi: int) -> Batch:
-    shard = Shard(epoch=0, step=0, micro_step=0, size=NUM_SAMPLES, lo=lo, hi=hi, group_size=NUM_SAMPLES)
+    shard = Shard(
+        epoch=0, step=0, micro_step=0, size=NUM_SAMPLES, lo=lo, hi=hi, group_size=NUM_SAMPLES
+    )
     rows = torch.arange(lo, hi)
     return Batch(rows, rows, rows, shard)
 
@@ -22,9 +24,13 @@ def loss_of(net: nn.Module, lo: int, hi: int) -> tuple[Tensor, list[Tensor]]:
     torch.manual_seed(0)
     inputs, batch = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64)[lo:hi], batch_of(lo, hi)
     outputs = net(inputs)
-    loss = sum_over_global(outputs, batch).square().sum() * sum_over_global(outputs.cos().sum(1), batch)
+    loss = sum_over_global(outputs, batch).square().sum() * sum_over_global(
+        outputs.cos().sum(1), batch
+    )
     loss.backward()
-    return loss.detach(), [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+    return loss.detach(), [
+        parameter.grad for parameter in net.parameters() if parameter.grad is not None
+    ]
 
 
 def network() -> nn.Module:
@@ -39,14 +45,18 @@ def test_any_shards(loads: tuple[int, ...]) -> None:
         found = ranks.run(lambda rank: loss_of(network(), *interval(NUM_SAMPLES, loads, rank)))
     for its_loss, _ in found:
         torch.testing.assert_close(its_loss, loss, rtol=1e-13, atol=0)
-    for parts, expected in zip(zip(*(its for _, its in found), strict=True), gradients, strict=True):
+    for parts, expected in zip(
+        zip(*(its for _, its in found), strict=True), gradients, strict=True
+    ):
         mean = torch.stack(parts).mean(0)  # as DDP does
         torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_bfloat16_summed_in_float32() -> None:
     """Of 256 + 1 bfloat16 has no more than 256."""
-    total = sum_over_global(torch.tensor([256.0, 1, 1, 1, 1, 1, 1]).bfloat16(), batch_of(0, NUM_SAMPLES))
+    total = sum_over_global(
+        torch.tensor([256.0, 1, 1, 1, 1, 1, 1]).bfloat16(), batch_of(0, NUM_SAMPLES)
+    )
     assert (total.item(), total.dtype) == (262.0, torch.float32)
 
 

@@ -1,7 +1,8 @@
 """Triton's kernels of batch norm + residual + ReLU, by Triton's interpreter on CPU tensors, against torch in float64.
 
-float32 to a few of its roundings, bfloat16 within one rounding of each number. The interpreter must be chosen before
-Triton is imported: all kernels run in processes of their own. For a GPU they are compiled here, without one.
+float32 to a few of its roundings, bfloat16 within one rounding of each number. The interpreter must
+be chosen before Triton is imported: all kernels run in processes of their own. For a GPU they are
+compiled here, without one.
 """
 
 import importlib.util
@@ -25,7 +26,9 @@ from tests.support.processes import Ranks
 
 NUM_PROGRAMS = 4  # in place of hundreds, for small tensors of several tiles each
 LOADS = (5, 1, 0)
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch for CPUs has no Triton")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="torch for CPUs has no Triton"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,10 @@ class Case:
         x = 0.5 * x + self.offset
         if self.nan:
             {"x": x, "residual": residual}[self.nan][1, 1, 1, 1] = torch.nan
-        return [each.to(self.dtype).contiguous(memory_format=torch.channels_last) for each in (x, residual, dy)]
+        return [
+            each.to(self.dtype).contiguous(memory_format=torch.channels_last)
+            for each in (x, residual, dy)
+        ]
 
 
 Values = dict[str, Tensor]
@@ -71,7 +77,9 @@ class Result(NamedTuple):
     num_launches: int
 
 
-def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype) -> tuple[Values, Values, Values]:
+def trained(
+    case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype
+) -> tuple[Values, Values, Values]:
     """Two steps of the samples [lo, hi)."""
     values = {}
     for _ in range(2):
@@ -80,7 +88,11 @@ def trained(case: Case, layer: nn.Module, lo: int, hi: int, dtype: torch.dtype) 
         y = layer(x, residual if case.has_residual else None, case.relu)
         y.backward(dy)
         assert y.dtype == dtype
-        values = {"y": y.detach(), "dx": x.grad, **({"dresidual": residual.grad} if case.has_residual else {})}
+        values = {
+            "y": y.detach(),
+            "dx": x.grad,
+            **({"dresidual": residual.grad} if case.has_residual else {}),
+        }
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
     return values, gradients, dict(layer.named_buffers())  # pyright: ignore[reportReturnType]
 
@@ -89,7 +101,9 @@ def interpreted() -> Any:
     """The kernels, interpreted in this process, which takes a tensor of the CPU for one of a GPU."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         os.environ["TRITON_INTERPRET"] = "1"
-        for name in [name for name in sys.modules if name.startswith("triton") and "._C" not in name]:
+        for name in [
+            name for name in sys.modules if name.startswith("triton") and "._C" not in name
+        ]:
             del sys.modules[name]  # torch's compiler has imported it, and Triton decides then
     from lockstep.distributed import norm_kernels
 
@@ -135,7 +149,9 @@ def results(ranks: Ranks) -> dict[Case, list[Result]]:
 
 
 def check(case: Case, found: list[Result]) -> None:
-    values, gradients, buffers = trained(case, case.layer().double(), 0, case.shape[0], torch.float64)
+    values, gradients, buffers = trained(
+        case, case.layer().double(), 0, case.shape[0], torch.float64
+    )
     rounding = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[case.dtype]
     far = max(1.0, case.offset / 10)  # float32 holds 3000 to 1e-4
     # two values of a channel are +1 and -1, whatever they are: their gradients cancel
@@ -143,14 +159,18 @@ def check(case: Case, found: list[Result]) -> None:
     for name, expected in values.items():
         together = torch.cat([part.values[name] for part in found]).double()
         tolerance = atol.get(name, 2e-6 * far)
-        torch.testing.assert_close(together, expected, rtol=2 * rounding, atol=tolerance, equal_nan=True)
+        torch.testing.assert_close(
+            together, expected, rtol=2 * rounding, atol=tolerance, equal_nan=True
+        )
     for name, expected in gradients.items():
         total = torch.stack([part.gradients[name] for part in found]).double().sum(0)
         torch.testing.assert_close(total, expected, rtol=1e-5, atol=3e-5 * far, equal_nan=True)
     for part in found:
         for name, expected in buffers.items():
             tracked = part.buffers[name].double()
-            torch.testing.assert_close(tracked, expected.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
+            torch.testing.assert_close(
+                tracked, expected.double(), rtol=1e-5, atol=1e-6, equal_nan=True
+            )
 
 
 @needs_triton
@@ -169,7 +189,9 @@ def test_any_shards(case: Case, results: dict[Case, list[Result]]) -> None:
     check(case, parts)
     assert [part.num_launches > 0 for part in parts] == [load > 0 for load in case.loads]
     for part in parts:
-        assert all(torch.equal(part.buffers[name], value) for name, value in parts[0].buffers.items())
+        assert all(
+            torch.equal(part.buffers[name], value) for name, value in parts[0].buffers.items()
+        )
 
 
 def of_one_value(loads: list[int]) -> bool:
@@ -187,7 +209,7 @@ def test_one_value_per_channel_refused(ranks: Ranks, loads: list[int]) -> None:
     assert ranks.run(len(loads), of_one_value, loads) == [True] * len(loads)
 
 
-# -- machine code ------------------------------------------------------------------------------------------------------
+# -- machine code ----------------------------------------------------------------------------------
 
 BFLOAT16 = "*bf16"
 SCALARS = {"m": "i32", "c": "i32", "n": "i32", "eps": "fp32", "momentum": "fp32", "counter": "*i64"}
@@ -214,31 +236,46 @@ def test_kernel_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, given = getattr(norm_kernels, name), COMPILED[name]
     constants = {"rows": 64, "channels": 8}
-    constants = {argument: value for argument, value in constants.items() if argument in kernel.arg_names}
-    types = {argument: given.get(argument, SCALARS.get(argument, "*fp32")) for argument in kernel.arg_names}
+    constants = {
+        argument: value for argument, value in constants.items() if argument in kernel.arg_names
+    }
+    types = {
+        argument: given.get(argument, SCALARS.get(argument, "*fp32"))
+        for argument in kernel.arg_names
+    }
     types |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, types, {(kernel.arg_names.index(key),): value for key, value in constants.items()})
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=norm_kernels.OPTIONS)
+    source = ASTSource(
+        kernel, types, {(kernel.arg_names.index(key),): value for key, value in constants.items()}
+    )
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options=norm_kernels.OPTIONS
+    )
     assert compiled.asm["cubin"]
 
 
-# -- without kernels ---------------------------------------------------------------------------------------------------
+# -- without kernels -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_cpu_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(dtype=dtype)
-    monkeypatch.setattr(batch_norm, "_build_kernels", lambda: pytest.fail("Triton is imported for a CPU"))
+    monkeypatch.setattr(
+        batch_norm, "_build_kernels", lambda: pytest.fail("Triton is imported for a CPU")
+    )
     ours, torchs = case.layer().to(dtype), nn.BatchNorm2d(case.shape[1]).to(dtype)
     torchs.load_state_dict(ours.state_dict())
     x, residual, _ = case.inputs()
     y = ours(x, residual, relu=True)
     assert torch.equal(y, F.relu(torchs(x) + residual))
-    assert all(torch.equal(one, other) for one, other in zip(ours.buffers(), torchs.buffers(), strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(ours.buffers(), torchs.buffers(), strict=True)
+    )
     assert torch.equal(ours.eval()(x), torchs.eval()(x))
 
 
-def test_without_triton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_triton(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "lockstep.distributed.norm_kernels", raising=False)
     monkeypatch.delattr(distributed, "norm_kernels", raising=False)

@@ -11,7 +11,14 @@ from torchvision.ops import StochasticDepth
 
 from lockstep.distributed import rng
 from lockstep.distributed.partition import Shard, interval
-from lockstep.distributed.rng import ExactDropout, drawing_layer, generator, replace_dropout, seed_of, uniform
+from lockstep.distributed.rng import (
+    ExactDropout,
+    drawing_layer,
+    generator,
+    replace_dropout,
+    seed_of,
+    uniform,
+)
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -20,7 +27,9 @@ def whole(size: int, *, epoch: int = 0, step: int = 0) -> Shard:
     return Shard(epoch, step, step, size, 0, size, size)
 
 
-def layer_of(p: float = 0.5, *, per_channel: bool = False, keys: tuple[int | str, ...] = (1,)) -> ExactDropout:
+def layer_of(
+    p: float = 0.5, *, per_channel: bool = False, keys: tuple[int | str, ...] = (1,)
+) -> ExactDropout:
     return ExactDropout(p=p, per_channel=per_channel, keys=keys)
 
 
@@ -29,7 +38,7 @@ def dropped(layer: ExactDropout, x: Tensor, shard: Shard) -> Tensor:
     return layer(x)
 
 
-# -- seeds -------------------------------------------------------------------------------------------------------------
+# -- seeds -----------------------------------------------------------------------------------------
 
 
 @repeatable
@@ -41,14 +50,33 @@ def test_high_bits_of_seed(low: int, high: int) -> None:
 
 
 def test_keys_have_order() -> None:
-    keys = [(0,), (1,), (0, 0), (0, 1), (1, 0), (12, 3), (1, 23), ("1",), ("a", "b"), ("ab",), (1, "order"), (-1,)]
+    keys = [
+        (0,),
+        (1,),
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (12, 3),
+        (1, 23),
+        ("1",),
+        ("a", "b"),
+        ("ab",),
+        (1, "order"),
+        (-1,),
+    ]
     assert len({seed_of(*key) for key in keys}) == len(keys)
 
 
 def test_uniform_by_index() -> None:
     """20 bins of 10,000 draws: chi squared of 19 degrees is above 52 once in 15,000 times."""
     indices = torch.arange(1_000_000, 1_010_000)
-    draws = torch.cat([uniform(3, indices, 7, epoch, purpose) for epoch in (0, 1) for purpose in ("crop", "rotate")])
+    draws = torch.cat(
+        [
+            uniform(3, indices, 7, epoch, purpose)
+            for epoch in (0, 1)
+            for purpose in ("crop", "rotate")
+        ]
+    )
     counts = torch.stack([row.histc(20, 0, 1) for row in draws])
     assert ((counts - 500) ** 2 / 500).sum(1).max() < 52
     shifted = torch.cat([draws, draws.roll(1, 1), draws.roll(7, 1)])
@@ -57,7 +85,7 @@ def test_uniform_by_index() -> None:
     assert torch.equal(uniform(3, indices[5:9], 7, 0, "crop"), draws[:3, 5:9])
 
 
-# -- dropout -----------------------------------------------------------------------------------------------------------
+# -- dropout ---------------------------------------------------------------------------------------
 
 
 @repeatable
@@ -71,7 +99,13 @@ def test_uniform_by_index() -> None:
     block=st.integers(1, 200),
 )
 def test_dropout_any_shards(
-    size: int, loads: list[int], p: float, shape: tuple[int, ...], per_channel: bool, step: int, block: int
+    size: int,
+    loads: list[int],
+    p: float,
+    shape: tuple[int, ...],
+    per_channel: bool,
+    step: int,
+    block: int,
 ) -> None:
     layer = ExactDropout(p=p, per_channel=per_channel, keys=(1, "dropout", "path"))
     x = torch.randn(size, *shape, generator=generator("x"))
@@ -93,7 +127,9 @@ def test_dropout_used_twice() -> None:
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool) -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    net = nn.Sequential(
+        nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 2)
+    )
     layers, gradients = replace_dropout(net, seed=7), []
     for is_kept in (True, False):
         x = torch.ones(4, 6, requires_grad=True)
@@ -155,7 +191,7 @@ def test_mask_of_layer_epoch_step() -> None:
     assert len(torch.stack(masks).unique(dim=0)) == 5
 
 
-# -- dropout of a whole network ----------------------------------------------------------------------------------------
+# -- dropout of a whole network --------------------------------------------------------------------
 
 
 def test_replace_dropout() -> None:
@@ -237,5 +273,7 @@ DropPathOfUser.__name__ = "DropPath"
     ids=lambda layer: type(layer).__name__,
 )
 def test_layer_drawing_by_rank_refused(layer: nn.Module) -> None:
-    with pytest.raises(ValueError, match=rf"'1\.inner' \({type(layer).__name__}\).*depend on the rank"):
+    with pytest.raises(
+        ValueError, match=rf"'1\.inner' \({type(layer).__name__}\).*depend on the rank"
+    ):
         replace_dropout(nn.Sequential(nn.ReLU(), nn.ModuleDict({"inner": layer})), seed=7)

@@ -23,7 +23,8 @@ from lockstep.system.hardware import num_cores
 from tests.support.harness import PATIENCE_S
 from tests.support.processes import TIMEOUT, Ranks
 
-LENGTHS = (1, 129, 100_003, 600_001)  # elements: one, a row of a batch norm, an odd row, several rows
+# elements: one, a row of a batch norm, an odd row, several rows
+LENGTHS = (1, 129, 100_003, 600_001)
 SHORT, LONG = timedelta(seconds=0.5), timedelta(seconds=10 * PATIENCE_S)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory without a name is Linux's")
@@ -37,7 +38,9 @@ def values_of(rank: int, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def in_rank_order(world_size: int, length: int, dtype: torch.dtype) -> Tensor:
-    return functools.reduce(torch.add, (values_of(rank, length, dtype) for rank in range(world_size)))
+    return functools.reduce(
+        torch.add, (values_of(rank, length, dtype) for rank in range(world_size))
+    )
 
 
 def sums(lengths: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, list[Tensor]]:
@@ -48,7 +51,9 @@ def sums(lengths: tuple[int, ...], dtype: torch.dtype) -> tuple[bool, list[Tenso
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("world_size", "dtype"), [(3, torch.float32), (2, torch.float64), (3, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("world_size", "dtype"), [(3, torch.float32), (2, torch.float64), (3, torch.bfloat16)]
+)
 def test_sums_in_rank_order(ranks: Ranks, world_size: int, dtype: torch.dtype) -> None:
     expected = [in_rank_order(world_size, length, dtype) for length in LENGTHS]
     for shares_memory, found in ranks.run(world_size, sums, LENGTHS, dtype):
@@ -78,10 +83,10 @@ def test_no_row_overwritten(ranks: Ranks) -> None:
     assert ranks.run(3, many_gathers) == [True] * 3
 
 
-# -- several machines --------------------------------------------------------------------------------------------------
+# -- several machines ------------------------------------------------------------------------------
 
 
-# -- without shared memory --------------------------------------------------------------------------------------------
+# -- without shared memory -------------------------------------------------------------------------
 
 
 def refused(*args: object) -> None:
@@ -120,7 +125,7 @@ def test_memory_allocated_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# -- a rank that does not come -----------------------------------------------------------------------------------------
+# -- a rank that does not come ---------------------------------------------------------------------
 
 
 def pair(pid: int, timeout: timedelta) -> tuple[Neighbours, Segment]:
@@ -139,7 +144,8 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 LOSSES: dict[str, tuple[Callable[[subprocess.Popen[bytes], Segment], None], timedelta, str]] = {
-    "died": (lambda other, _: other.send_signal(signal.SIGKILL), LONG, "has ended"),  # a zombie is dead, too
+    # a zombie is dead, too
+    "died": (lambda other, _: other.send_signal(signal.SIGKILL), LONG, "has ended"),
     "left": (lambda _, segment: segment.leave(), LONG, "has exited"),
     "frozen": (lambda other, _: other.send_signal(signal.SIGSTOP), SHORT, r"strategy\.timeout_s"),
 }
@@ -155,7 +161,9 @@ def test_rank_lost(other: subprocess.Popen[bytes], loss: str) -> None:
     assert is_lost_rank(caught.value)
 
 
-def test_row_posted_after_wait(other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_posted_after_wait(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     neighbours, segment = pair(other.pid, LONG)
     theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
     theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)

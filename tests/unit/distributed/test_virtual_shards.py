@@ -29,7 +29,12 @@ def test_split_of_batch() -> None:
     shards = VirtualShards(4, [1], 1)
     parts = shards.cut(batch(6))
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2], [3, 4], [5]]
-    assert [(part.shard.lo, part.shard.hi) for part in parts] == [(10, 12), (12, 13), (13, 15), (15, 16)]
+    assert [(part.shard.lo, part.shard.hi) for part in parts] == [
+        (10, 12),
+        (12, 13),
+        (13, 15),
+        (15, 16),
+    ]
     assert [len(part.indices) for part in shards.cut(batch(2))] == [1, 0, 1, 0]
     odd = batch(6)
     odd = odd._replace(shard=odd.shard._replace(size=40))  # of other loads
@@ -40,7 +45,8 @@ def test_average_of_gradients() -> None:
     used = torch.nn.Parameter(torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
     wide, unused = torch.nn.Parameter(torch.zeros(2).double()), torch.nn.Parameter(torch.zeros(1))
     gradients = [
-        [torch.full_like(used, place), torch.ones(2).double() if place == 2 else None, None] for place in range(4)
+        [torch.full_like(used, place), torch.ones(2).double() if place == 2 else None, None]
+        for place in range(4)
     ]
     VirtualShards(4, [1], 1).average([used, wide, unused], gradients)
     assert used.grad is not None

@@ -42,7 +42,9 @@ def module_of(net: nn.Module, size: int = SIZE) -> Classifier:
     return modules.classifier(net, image_format=image_format).eval()
 
 
-def cells(module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
+def cells(
+    module: Classifier, positions: Tensor, pixels: Tensor, targets: Tensor
+) -> list[list[str]]:
     """Return rows of the sums; a partial of it is what `compute_chunks` calls."""
     with torch.inference_mode():
         sums = module(pixels)[:, 0]
@@ -64,33 +66,56 @@ def in_order(chunks: Iterable[Chunk]) -> list[Chunk]:
 def photographs(tmp_path: Path) -> Images:
     noise = np.random.default_rng(0)
     for number in range(10):
-        Image.fromarray(noise.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        Image.fromarray(noise.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(
+            tmp_path / f"{number}.png"
+        )
     (tmp_path / "4.png").write_bytes(b"no image")
-    return unlabelled_folder(str(tmp_path), view=View.from_keys(SIZE, "auto", "crop", "auto", "white"), channels=3)[0]
+    return unlabelled_folder(
+        str(tmp_path), view=View.from_keys(SIZE, "auto", "crop", "auto", "white"), channels=3
+    )[0]
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(photographs: Images, count: int) -> None:
+def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(
+    photographs: Images, count: int
+) -> None:
     taken: list[int] = []
     found: list[Chunk] = []
-    for chunk in compute_chunks(CPU, photographs, numbered(10, 3, taken), partial(cells, module_of(Sums())), count):
+    for chunk in compute_chunks(
+        CPU, photographs, numbered(10, 3, taken), partial(cells, module_of(Sums())), count
+    ):
         assert len(taken) <= len(found) + count
         found.append(chunk)
     rows = "".join(chunk.rows for chunk in in_order(found)).splitlines()
     assert [line.split(",")[0] for line in rows] == [*"012356789"]
-    assert [(chunk.number, len(chunk.errors)) for chunk in in_order(found)] == [(0, 0), (1, 1), (2, 0), (3, 0)]
+    assert [(chunk.number, len(chunk.errors)) for chunk in in_order(found)] == [
+        (0, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+    ]
 
 
 @pytest.mark.parametrize("from_files", [True, False])
-def test_any_number_of_threads_computes_the_same_bits(photographs: Images, from_files: bool) -> None:
-    pixels = torch.randint(0, 256, (30, 3, 256, 256), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    images = photographs if from_files else Images(pixels, torch.zeros(30, dtype=torch.int64), [*map(str, range(30))])
+def test_any_number_of_threads_computes_the_same_bits(
+    photographs: Images, from_files: bool
+) -> None:
+    pixels = torch.randint(
+        0, 256, (30, 3, 256, 256), generator=torch.Generator().manual_seed(0)
+    ).to(torch.uint8)
+    images = (
+        photographs
+        if from_files
+        else Images(pixels, torch.zeros(30, dtype=torch.int64), [*map(str, range(30))])
+    )
     module, before = module_of(Sums(), images.pixels.shape[2]), torch.get_num_threads()
     plain, found = set(), []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            chunks = compute_chunks(CPU, images, numbered(len(images), 4), partial(cells, module), count)
+            chunks = compute_chunks(
+                CPU, images, numbered(len(images), 4), partial(cells, module), count
+            )
             found.append(in_order(chunks))
             plain.add(csv_text(cells(module, torch.arange(30), pixels, pixels)))
     finally:

@@ -15,23 +15,35 @@ NAMES = ["ape", "bee", "cat", "dog", "never"]
 
 def findings(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Findings:
     sure = np.ones(len(true))
-    return Findings(len(NAMES), np.arange(len(true)), true, predicted, sure, Quality(sure, sure, sure), None)
+    return Findings(
+        len(NAMES), np.arange(len(true)), true, predicted, sure, Quality(sure, sure, sure), None
+    )
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])  # "dog" is only predicted; one class alone
+# "dog" is only predicted; one class alone
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])
 def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
     draw = np.random.default_rng(0)
     true = draw.choice(labels, 200, p=(shares := np.arange(1, len(labels) + 1) ** 3) / shares.sum())
     predicted = np.where(draw.random(200) < 0.6, true, draw.integers(0, 4, 200))
     scores = class_report.scores_of(findings(true, predicted), NAMES)
-    counts = [[scores["confusion_matrix"].get(row, {}).get(name, 0) for name in NAMES] for row in NAMES]
+    counts = [
+        [scores["confusion_matrix"].get(row, {}).get(name, 0) for name in NAMES] for row in NAMES
+    ]
     assert counts == confusion_matrix(true, predicted, labels=range(5)).tolist()
     zero: Any = 0  # scikit-learn declares a string
     numbers = sorted({*true.tolist(), *predicted.tolist()})
     expected: Any = classification_report(
-        true, predicted, target_names=[NAMES[number] for number in numbers], output_dict=True, zero_division=zero
+        true,
+        predicted,
+        target_names=[NAMES[number] for number in numbers],
+        output_dict=True,
+        zero_division=zero,
     )
-    found = scores["classes"] | {"macro avg": scores["means"]["classes"], "weighted avg": scores["means"]["images"]}
+    found = scores["classes"] | {
+        "macro avg": scores["means"]["classes"],
+        "weighted avg": scores["means"]["images"],
+    }
     assert found.keys() == expected.keys() - {"accuracy"}
     for name, row in found.items():
         of_sklearn = {"images": "support", "f1": "f1-score"}
@@ -41,10 +53,14 @@ def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
 
 def grouped(counts: list[tuple[int, int]]) -> tuple[Findings, list[str]]:
     """Findings with `right` of `count` images right in each group, in a mixed order, and the groups by position."""
-    rows = [(number, at < right) for number, (right, count) in enumerate(counts) for at in range(count)]
+    rows = [
+        (number, at < right) for number, (right, count) in enumerate(counts) for at in range(count)
+    ]
     order = np.random.default_rng(0).permutation(len(rows))
     is_right = np.array([rows[at][1] for at in order])
-    return findings(np.ones(len(rows), int), np.where(is_right, 1, 2)), [f"patient {rows[at][0]}" for at in order]
+    return findings(np.ones(len(rows), int), np.where(is_right, 1, 2)), [
+        f"patient {rows[at][0]}" for at in order
+    ]
 
 
 def test_the_interval_of_the_accuracy_is_that_of_resampled_groups() -> None:

@@ -43,7 +43,10 @@ CASES = {
     "few images of many classes": drawn(8, 60, 40),
     "an absent class": (np.where(ABSENT[0] == 2, 3, ABSENT[0]), ABSENT[1]),
     "zeros": (np.array([0, 1, 0, 1, 1]), np.array([[0, 1], [0, 1], [0, 1], [1, 0], [0.0, 1]])),
-    "a mean is rounded up": (np.array([0, 0, 0, 1, 1]), np.array([[0.1, 0.9]] * 3 + [[0.05, 0.95]] * 2)),
+    "a mean is rounded up": (
+        np.array([0, 0, 0, 1, 1]),
+        np.array([[0.1, 0.9]] * 3 + [[0.05, 0.95]] * 2),
+    ),
     "all equal": (np.array([0, 1, 2, 1]), np.full((4, 3), 1 / 3)),
 }
 
@@ -52,15 +55,23 @@ CASES = {
 def test_confident_learning_of_cleanlab(name: str) -> None:
     labels, probabilities = CASES[name]
     count = probabilities.shape[1]
-    np.testing.assert_allclose(thresholds(labels, probabilities), get_confident_thresholds(labels, probabilities))
+    np.testing.assert_allclose(
+        thresholds(labels, probabilities), get_confident_thresholds(labels, probabilities)
+    )
     found = confident_classes(labels, probabilities)
     joint = np.zeros((count, count), int)
     np.add.at(joint, (labels[found >= 0], found[found >= 0]), 1)
-    np.fill_diagonal(joint, joint.diagonal().clip(min=1))  # as cleanlab does, so that it can be divided
-    np.testing.assert_array_equal(joint, np.asarray(compute_confident_joint(labels, probabilities, calibrate=False)))
+    # as cleanlab does, so that it can be divided
+    np.fill_diagonal(joint, joint.diagonal().clip(min=1))
+    np.testing.assert_array_equal(
+        joint, np.asarray(compute_confident_joint(labels, probabilities, calibrate=False))
+    )
     issues = find_label_issues(labels, probabilities, filter_by="confident_learning", n_jobs=1)
     assert suspicious(labels, probabilities).tolist() == issues.tolist()
-    rows, scores = order(labels, probabilities), get_self_confidence_for_each_label(labels, probabilities)
+    rows, scores = (
+        order(labels, probabilities),
+        get_self_confidence_for_each_label(labels, probabilities),
+    )
     assert sorted(rows) == list(range(len(labels)))
     ranked = order_label_issues(issues, labels, probabilities, rank_by="self_confidence")
     first, others = rows[: issues.sum()], rows[issues.sum() :]
@@ -72,7 +83,9 @@ def test_confident_learning_of_cleanlab(name: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("wrong", [0.0, 0.03, 0.1])
-def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(temperature: float, wrong: float) -> None:
+def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(
+    temperature: float, wrong: float
+) -> None:
     """Labels drawn from probabilities, then made wrong; the network states the probabilities at another temperature."""
     draws = np.random.default_rng(3)
     logits = 3 * draws.normal(size=(6000, 5))
@@ -92,7 +105,7 @@ def test_a_network_that_is_worse_than_chance_does_not_make_most_labels_wrong() -
     assert calibrate(labels, probabilities)[1] <= 0.5
 
 
-# -- the predictions of a sweep: a file in a folder, which may be a stranger's ---------------------------------------
+# -- the predictions of a sweep: a file in a folder, which may be a stranger's ---------------------
 
 GOOD = "file,truth,prediction,'=a,b,fold\n'-1.png,'=a,b,0.25,0.75,0\n2.png,b,b,0.1,0.9,1\n"
 

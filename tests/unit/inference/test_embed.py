@@ -35,7 +35,9 @@ def module_of(net: nn.Module, size: int = 64) -> Classifier:
 
 
 def pixels(count: int, size: int = 64) -> Tensor:
-    return torch.randint(0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    return torch.randint(
+        0, 256, (count, 3, size, size), generator=torch.Generator().manual_seed(0)
+    ).to(torch.uint8)
 
 
 class OfTokens(nn.Module):
@@ -72,12 +74,18 @@ def without(name: str, net: Any) -> nn.Module:
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Callable[[Tensor], Tensor]]]] = {
     "ours": (partial(ResNet18, **SMALL), partial(without, "fc")),
     "torchvision": (partial(models.resnet18, num_classes=CLASSES), partial(without, "fc")),
-    "efficientnet": (partial(models.efficientnet_b0, num_classes=CLASSES), partial(without, "classifier")),
+    "efficientnet": (
+        partial(models.efficientnet_b0, num_classes=CLASSES),
+        partial(without, "classifier"),
+    ),
     "maps": (
         partial(models.squeezenet1_1, num_classes=CLASSES),
         lambda net: lambda images: net.features(images).mean((2, 3)),
     ),
-    "timm": (partial(timm.create_model, "test_vit", num_classes=CLASSES, img_size=64), partial(without, "head")),
+    "timm": (
+        partial(timm.create_model, "test_vit", num_classes=CLASSES, img_size=64),
+        partial(without, "head"),
+    ),
     "tokens": (OfTokens, lambda net: lambda images: net.cut(images).mean((2, 3))),
 }
 
@@ -113,7 +121,10 @@ def test_threads_that_share_a_network_have_the_features_of_their_own_images() ->
 @pytest.mark.parametrize(
     ("net", "text"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(48, 6)), "Sequential has no last layer of 5 outputs: name it as the"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(48, 6)),
+            "Sequential has no last layer of 5 outputs: name it as the",
+        ),
         (Pairs(), "Pairs does not call its layer out with features of each image"),
         (Functional(), "Functional does not call its layer out with features of each image"),
     ],
@@ -136,11 +147,21 @@ def chunks(values: np.ndarray[Any, Any]) -> Iterator[str]:
 def test_array_and_names_written(tmp_path: Path, dtype: str, count: int) -> None:
     values = np.random.default_rng(0).normal(size=(count, 7)).astype(dtype)
     values[0, :3] = np.nan, -0.0, np.inf
-    odd = ["=a", 'b,"c\nd', "'e", os.fsdecode(b"caf\xe9"), *(f"{number}.png" for number in range(count + 10))]
+    odd = [
+        "=a",
+        'b,"c\nd',
+        "'e",
+        os.fsdecode(b"caf\xe9"),
+        *(f"{number}.png" for number in range(count + 10)),
+    ]
     output = tmp_path / "features.npy"
     embed.write_array(output, odd, dtype, chunks(values))
     found = np.load(output, mmap_mode="r")
-    assert (found.dtype, found.shape, found.tobytes()) == (values.dtype, values.shape, values.tobytes())
+    assert (found.dtype, found.shape, found.tobytes()) == (
+        values.dtype,
+        values.shape,
+        values.tobytes(),
+    )
     with open(f"{output}.csv", newline="", errors="surrogateescape") as file:
         assert list(csv.reader(file)) == [["file"], *([name] for name in odd[3 : count + 3])]
 

@@ -49,7 +49,10 @@ class Means(nn.Module):
 def trained(view: View) -> Any:
     """What an export reads of a Classifier."""
     torch.manual_seed(0)
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0)))
+    mean, std = (
+        torch.tensor(values).view(1, 3, 1, 1)
+        for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0))
+    )
     form = SimpleNamespace(image_shape=(3, *(view.size or ())), is_float=False)
     parts = {"net": nn.Conv2d(3, 4, 3), "task": Means(), "calibration": nn.Identity()}
     return SimpleNamespace(**parts, mean=mean, std=std, image_format=form)
@@ -61,17 +64,29 @@ def predictions(module: Any, pixels: Tensor) -> Tensor:
 
 def images(sizes: int) -> list[Tensor]:
     draw, torch_draw = random.Random(0), torch.Generator().manual_seed(0)
-    shapes = [(draw.randint(1, 3), 3, draw.randint(20, 200), draw.randint(20, 200)) for _ in range(sizes)]
-    return [torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch_draw) for shape in shapes]
+    shapes = [
+        (draw.randint(1, 3), 3, draw.randint(20, 200), draw.randint(20, 200)) for _ in range(sizes)
+    ]
+    return [
+        torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch_draw) for shape in shapes
+    ]
 
 
-@pytest.mark.parametrize("size", [(256, 256), (200, 200), (100, 100), (37, 37), (200, 100), (37, 256)])
+@pytest.mark.parametrize(
+    "size", [(256, 256), (200, 200), (100, 100), (37, 37), (200, 100), (37, 256)]
+)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> None:
-    photo, method = load_sample_image("china.jpg")[:150, :150], Image.Resampling[interpolation.upper()]
+    photo, method = (
+        load_sample_image("china.jpg")[:150, :150],
+        Image.Resampling[interpolation.upper()],
+    )
     pixels = torch.from_numpy(photo.copy()).permute(2, 0, 1)[None]
     exported = Exported(trained(VIEWS[0]), View(size, 1.0, "crop", interpolation, "white"))
-    stretched = Image.fromarray(photo).resize((size[1], 150), method).resize((size[1], size[0]), method)  # width first
+    # width first
+    stretched = (
+        Image.fromarray(photo).resize((size[1], 150), method).resize((size[1], size[0]), method)
+    )
     expected = torch.from_numpy(np.array(stretched)).permute(2, 0, 1)[None]
     difference = (exported._scale(pixels.float(), size) - expected).abs()
     assert difference.max() <= 1
@@ -93,7 +108,9 @@ def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: Vie
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
-def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+def test_a_file_that_predicts_something_else_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
     module, view, batch = trained(VIEWS[0]), VIEWS[0], images(1)[0][:1]
     monkeypatch.setattr(export.predict, "predictions", predictions)
     network = Exported(module, view)
@@ -101,20 +118,32 @@ def test_a_file_that_predicts_something_else_is_noticed(monkeypatch: pytest.Monk
         before, inside = export._differences(module, network, network, 1, batch)
         assert before <= 1e-6
         assert 1e-6 < inside <= 1e-2
-        before, _ = export._differences(module, network, lambda images: network(images) + wrong, 1, batch)
+        before, _ = export._differences(
+            module, network, lambda images: network(images) + wrong, 1, batch
+        )
         assert not before <= export.LIMIT
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [export._onnx, export._pt2])
-def test_a_file_has_neither_paths_nor_lines_of_the_code(make: Callable[..., tuple[bytes, Any]]) -> None:
+def test_a_file_has_neither_paths_nor_lines_of_the_code(
+    make: Callable[..., tuple[bytes, Any]],
+) -> None:
     module = trained(VIEWS[0])
     module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
-    content, _ = make(export._program(Exported(module, VIEWS[0]).eval(), module.image_format, AXES), AXES, "{}")
+    content, _ = make(
+        export._program(Exported(module, VIEWS[0]).eval(), module.image_format, AXES), AXES, "{}"
+    )
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             content += b"".join(map(archive.read, archive.namelist()))
-    inside = (f"{Path(__file__).parents[3]}/", f"{Path.home()}/", "site-packages", "secret_scale", "images.float()")
+    inside = (
+        f"{Path(__file__).parents[3]}/",
+        f"{Path.home()}/",
+        "site-packages",
+        "secret_scale",
+        "images.float()",
+    )
     assert not [text for text in inside if text.encode() in content]
 
 

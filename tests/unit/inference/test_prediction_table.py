@@ -20,13 +20,19 @@ def task_of(kind: type[Task]) -> Task:
     return kind(loss=F.mse_loss)
 
 
-def printed(capsys: pytest.CaptureFixture[str], kind: type[Task], heads: list[str], *chunks: list[list[str]]) -> str:
+def printed(
+    capsys: pytest.CaptureFixture[str], kind: type[Task], heads: list[str], *chunks: list[list[str]]
+) -> str:
     prediction_table.show(task_of(kind), heads, map(csv_text, chunks))
     return capsys.readouterr().out
 
 
 CLASS_ROW = ["a.jpg", "cat", "0.9876", "dog", "0.0124"]
-OF_LABELS = [["a.jpg", "0.5", "0.75", "0.1"], ["b.jpg", "0.2", "0.1", "0.4999"], ["c.jpg", "0.1", "0.9", "0"]]
+OF_LABELS = [
+    ["a.jpg", "0.5", "0.75", "0.1"],
+    ["b.jpg", "0.2", "0.1", "0.4999"],
+    ["c.jpg", "0.1", "0.9", "0"],
+]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,11 @@ OF_LABELS = [["a.jpg", "0.5", "0.75", "0.1"], ["b.jpg", "0.2", "0.1", "0.4999"],
             Multilabel,
             ["file", "cat", "dog", "a bird"],
             OF_LABELS,
-            [["a.jpg", "dog 0.7500, cat 0.5000"], ["b.jpg", "a bird 0.4999"], ["c.jpg", "dog 0.9000"]],
+            [
+                ["a.jpg", "dog 0.7500, cat 0.5000"],
+                ["b.jpg", "a bird 0.4999"],
+                ["c.jpg", "dog 0.9000"],
+            ],
             ["3 images: dog (2), cat (1), none (1)"],
         ),
         (
@@ -50,7 +60,12 @@ OF_LABELS = [["a.jpg", "0.5", "0.75", "0.1"], ["b.jpg", "0.2", "0.1", "0.4999"],
     ],
 )
 def test_table(
-    capsys: pytest.CaptureFixture[str], kind: type[Task], heads: list[str], rows: Any, cells: Any, summary: list[str]
+    capsys: pytest.CaptureFixture[str],
+    kind: type[Task],
+    heads: list[str],
+    rows: Any,
+    cells: Any,
+    summary: list[str],
 ) -> None:
     lines = printed(capsys, kind, heads, rows).splitlines()
     assert [re.split("  +", line) for line in lines[1 : len(rows) + 1]] == cells
@@ -59,5 +74,7 @@ def test_table(
 
 def test_control_characters_removed(capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a file or a class cannot command the terminal."""
-    found = printed(capsys, Classification, CLASSES, [["\x1b[2J\udcff\n.jpg", "a\tb", "0.5", "c", "0.4"]])
+    found = printed(
+        capsys, Classification, CLASSES, [["\x1b[2J\udcff\n.jpg", "a\tb", "0.5", "c", "0.4"]]
+    )
     assert not re.search(r"[^\x20-\x7e\n]", found)

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import brier_score_loss, log_loss
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
-from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
+from torchmetrics.functional.classification import (
+    binary_calibration_error,
+    multiclass_calibration_error,
+)
 
 from lockstep.inference import reliability
 from lockstep.models.calibration import Calibration
@@ -33,9 +36,15 @@ def made_up(count: int = 300, num_classes: int = NUM_CLASSES) -> tuple[Tensor, T
 
 
 def found(
-    logits: Tensor, targets: Tensor, calibration: nn.Module | None = None, *, is_labels: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    calibration: nn.Module | None = None,
+    *,
+    is_labels: bool = False,
 ) -> Findings:
-    outcomes = Outcomes(LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1])
+    outcomes = Outcomes(
+        LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1]
+    )
     for rows in torch.arange(len(logits)).split(64):
         outcomes.update(logits[rows], targets[rows], rows)
     findings = outcomes.findings()
@@ -62,14 +71,18 @@ def test_the_scores_of_classes_are_those_of_scikit_learn_and_torchmetrics(num_cl
             (probabilities - one_hot(labels, num_classes)).square().sum(1).mean().item(),
             multiclass_calibration_error(probabilities, labels, num_classes, n_bins=15).item(),
         ]
-        assert values(report[way]) == pytest.approx(expected, rel=1e-6)  # torchmetrics computes in float32
+        # torchmetrics computes in float32
+        assert values(report[way]) == pytest.approx(expected, rel=1e-6)
         assert values(report[way])[:2] == pytest.approx(expected[:2], rel=1e-12)
     assert report["temperature"] == pytest.approx(1 / SLOPE)
 
 
 def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> None:
     logits, _ = made_up()
-    targets = (torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)) < (logits / 3).sigmoid()).int()
+    targets = (
+        torch.rand(logits.shape, generator=torch.Generator().manual_seed(1))
+        < (logits / 3).sigmoid()
+    ).int()
     parts = {"slope": torch.full((NUM_CLASSES,), SLOPE), "offset": torch.full((NUM_CLASSES,), 0.25)}
     entry = {**parts, "num_images": 7, "note": "z: too few"}
     calibration = Calibration(entry)
@@ -85,11 +98,15 @@ def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> Non
         assert sum(report[way]["bins"]["count"]) == 300 * NUM_CLASSES
 
 
-def resampled(units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor) -> NDArray[np.float64]:
+def resampled(
+    units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor
+) -> NDArray[np.float64]:
     """The 95 % percentiles (2, 3) of the scores of resampled units, the rows of an image or a group each."""
     draw, scores = np.random.default_rng(3), []
     for _ in range(2000):
-        rows = torch.from_numpy(np.concatenate([units[at] for at in draw.integers(len(units), size=len(units))]))
+        rows = torch.from_numpy(
+            np.concatenate([units[at] for at in draw.integers(len(units), size=len(units))])
+        )
         probabilities, own = logits[rows].softmax(1), labels[rows]
         error = multiclass_calibration_error(probabilities, own, NUM_CLASSES, n_bins=15)
         nll = -probabilities.gather(1, own[:, None]).log().mean()
@@ -104,13 +121,19 @@ def test_intervals_are_those_of_resampled_images_or_groups(num_groups: int | Non
     numbers = np.arange(120) if num_groups is None else np.arange(120) ** 2 % num_groups
     groups = None if num_groups is None else [f"patient {number}" for number in numbers]
     report = reliability.report(found(logits, labels), groups, {"note": ""})
-    low, high = resampled([np.flatnonzero(numbers == number) for number in np.unique(numbers)], logits, labels)
+    low, high = resampled(
+        [np.flatnonzero(numbers == number) for number in np.unique(numbers)], logits, labels
+    )
     twice = 2 * report["raw"]["ece"]["value"]
     low[2], high[2] = twice - high[2], twice - low[2]
-    ends = [(report["raw"][name]["low"], report["raw"][name]["high"]) for name in reliability.SCORES]
+    ends = [
+        (report["raw"][name]["low"], report["raw"][name]["high"]) for name in reliability.SCORES
+    ]
     for (start, end), *expected in zip(ends, low, high, strict=True):
         # of the quantiles of 1,000 resamples the standard error is 3 % of the width
-        assert (start, end) == pytest.approx(tuple(expected), abs=0.15 * (expected[1] - expected[0]))
+        assert (start, end) == pytest.approx(
+            tuple(expected), abs=0.15 * (expected[1] - expected[0])
+        )
     assert report.get("num_groups") == (None if num_groups is None else len(np.unique(numbers)))
 
 
@@ -138,7 +161,11 @@ def test_ignored_classes_left_out() -> None:
 def test_targets_without_report() -> None:
     logits, labels = made_up(20)
     maps = logits[..., None, None]
-    others = ((ONE_CLASS, logits, labels.double()), (ONE_CLASS, maps, labels[:, None, None]), (LABELS, maps, maps > 0))
+    others = (
+        (ONE_CLASS, logits, labels.double()),
+        (ONE_CLASS, maps, labels[:, None, None]),
+        (LABELS, maps, maps > 0),
+    )
     for task, outputs, targets in others:
         outcomes = Outcomes(task, nn.Identity(), NUM_CLASSES)
         outcomes.update(outputs, targets, torch.arange(20))

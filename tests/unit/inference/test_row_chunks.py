@@ -23,7 +23,9 @@ def write(output: Path, *ranks: list[Chunk], is_strict: bool = False) -> list[st
     table = partial(row_chunks.write_table, output, ["h"])
     with ExitStack() as held:
         paths = [held.enter_context(row_chunks.hidden_file(output)) for _ in ranks]
-        found = [row_chunks.write_chunks(path, chunks) for path, chunks in zip(paths, ranks, strict=True)]
+        found = [
+            row_chunks.write_chunks(path, chunks) for path, chunks in zip(paths, ranks, strict=True)
+        ]
         return row_chunks.join(found, table, is_strict=is_strict)
 
 
@@ -50,7 +52,9 @@ def test_join_in_order(output: Path) -> None:
         ([Chunk(0, "", ["broken"])], False, ImageError),  # no row
     ],
 )
-def test_join_fails(output: Path, chunks: list[Chunk], is_strict: bool, error: type[Exception]) -> None:
+def test_join_fails(
+    output: Path, chunks: list[Chunk], is_strict: bool, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         write(output, chunks, is_strict=is_strict)
     assert [*output.parent.iterdir()] == []
@@ -70,7 +74,11 @@ def test_failed_rows_leave_nothing(output: Path) -> None:
 
 def test_prepare_removes_leftovers_of_killed(output: Path) -> None:
     killed(output)
-    other = [killed(output.with_name("out.csv.npy")), killed(output.with_name("x.out.csv")), output.parent / ".out.csv"]
+    other = [
+        killed(output.with_name("out.csv.npy")),
+        killed(output.with_name("x.out.csv")),
+        output.parent / ".out.csv",
+    ]
     other[-1].touch()
     link = killed(output)
     link.unlink()
@@ -81,6 +89,8 @@ def test_prepare_removes_leftovers_of_killed(output: Path) -> None:
 
 def test_prepare_refuses_output_in_use(output: Path) -> None:
     with row_chunks.hidden_file(output) as path:
-        with pytest.raises(ValueError, match=r"out\.csv is being written by another process: .* --output"):
+        with pytest.raises(
+            ValueError, match=r"out\.csv is being written by another process: .* --output"
+        ):
             row_chunks.prepare(output)
         assert path.exists()

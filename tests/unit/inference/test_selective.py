@@ -19,11 +19,13 @@ from tests.support.composed import config_of
 
 NUM_DRAWS = 2000
 MAX_BROKEN = selective.DOUBT + 3 * math.sqrt(selective.DOUBT * (1 - selective.DOUBT) / NUM_DRAWS)
-# error rates of images in the order of their confidence, the most confident first; few levels are many ties
+# error rates of images in the order of their confidence, the most confident first; few levels are
+# many ties
 LEVELS = np.linspace(0, 1, 100_000)
 HARD = np.full(100_000, 0.0501)  # every answer is one too many
 STEEP = 0.3 * LEVELS**3  # 5 % at 87 % of the images
-WORSE = np.where(LEVELS < 0.3, 0.049, np.where(LEVELS < 0.6, 0.06, 0.03))  # not the surest are the best
+# not the surest are the best
+WORSE = np.where(LEVELS < 0.3, 0.049, np.where(LEVELS < 0.6, 0.06, 0.03))
 TIED = np.array([0.02, 0.02, 0.21, 0.4, 0.6])  # 5 % and then 8.3 %
 ALIKE = np.array([0.0501])
 
@@ -32,10 +34,14 @@ def draws(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray
     """Return confidences and is_right, (NUM_DRAWS, n) each."""
     random = np.random.default_rng(seed)
     levels = random.integers(len(rates), size=(NUM_DRAWS, n))
-    return (1 - levels / len(rates)).astype(np.float32), random.random(levels.shape) >= rates[levels]
+    return (1 - levels / len(rates)).astype(np.float32), random.random(levels.shape) >= rates[
+        levels
+    ]
 
 
-def num_broken(rates: NDArray[Any], n: int, max_error: float, draw: Callable[..., Any] = draws) -> tuple[float, float]:
+def num_broken(
+    rates: NDArray[Any], n: int, max_error: float, draw: Callable[..., Any] = draws
+) -> tuple[float, float]:
     """Return the fractions of draws whose answers have a larger error rate than `max_error`, and that answer any."""
     true = np.cumsum(rates) / np.arange(1, len(rates) + 1)
     broken = answered = 0
@@ -43,7 +49,8 @@ def num_broken(rates: NDArray[Any], n: int, max_error: float, draw: Callable[...
         threshold = selective.choose(confidences, is_right, max_error)
         if threshold is not None:
             answered += 1
-            last = math.ceil(round((1 - threshold) * len(rates), 3)) - 1  # the last level above the threshold
+            # the last level above the threshold
+            last = math.ceil(round((1 - threshold) * len(rates), 3)) - 1
             broken += bool(true[last] > max_error)
     return broken / NUM_DRAWS, answered / NUM_DRAWS
 
@@ -66,14 +73,21 @@ SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
 
 @pytest.mark.parametrize(
     "setting",
-    [pytest.param(name, marks=[pytest.mark.full] if name not in ("hard", "tied") else []) for name in SETTINGS],
+    [
+        pytest.param(name, marks=[pytest.mark.full] if name not in ("hard", "tied") else [])
+        for name in SETTINGS
+    ],
 )
-def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(setting: str) -> None:
+def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(
+    setting: str,
+) -> None:
     broken, _ = num_broken(*SETTINGS[setting])
     assert broken <= MAX_BROKEN
 
 
-def draws_of_the_best_epoch(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def draws_of_the_best_epoch(
+    rates: NDArray[Any], n: int, seed: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the same for the epoch with the fewest errors of 30, which are as good as each other and correlated."""
     random = np.random.default_rng(seed)
     levels = random.integers(len(rates), size=(NUM_DRAWS, n))
@@ -88,7 +102,8 @@ def draws_of_the_best_epoch(rates: NDArray[Any], n: int, seed: int) -> tuple[NDA
 @pytest.mark.parametrize("n", [180, 1000])
 def test_it_exceeds_it_more_often_where_the_same_images_chose_the_epoch(n: int) -> None:
     broken, _ = num_broken(STEEP, n, 0.05, draws_of_the_best_epoch)
-    print(f"the best of 30 epochs, {n} images: {broken:.1%} of {NUM_DRAWS:,} draws")  # quoted in docs/use.md
+    # quoted in docs/use.md
+    print(f"the best of 30 epochs, {n} images: {broken:.1%} of {NUM_DRAWS:,} draws")
     assert MAX_BROKEN < broken < 0.3
 
 
@@ -100,12 +115,14 @@ def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> N
 def test_most_images_are_answered_and_equal_confidences_together() -> None:
     confidences = np.linspace(1, 0.01, 200)
     is_right = np.arange(200) < 160
-    # 93 images pass with an error; of 50 shares from there to all, the next one has 165 images and 5 errors
+    # 93 images pass with an error; of 50 shares from there to all, the next one has 165 images and
+    # 5 errors
     assert selective.choose(confidences, is_right, 0.05) == confidences[163]
     assert binomtest(3, 163, 0.05, "less").pvalue < 0.05 < binomtest(5, 165, 0.05, "less").pvalue
     assert selective.choose(confidences, np.ones(200, bool), 0.05) == 0
     alike = np.where(np.arange(200) < 180, 1.0, confidences)
-    assert selective.choose(alike, is_right, 0.05) is None  # not the 160 of these 180 that are right
+    # not the 160 of these 180 that are right
+    assert selective.choose(alike, is_right, 0.05) is None
     assert selective.choose(alike, np.arange(200) < 180, 0.05) == confidences[183]
 
 
@@ -129,12 +146,26 @@ def write(folder: Path, names: tuple[str, ...] = ("a", "b"), **parts: Any) -> Pa
     """Write the checkpoint of a run into its folder."""
     path = RunFolder(folder).best_checkpoint
     path.parent.mkdir(parents=True)
-    calibration = {"slope": torch.ones(1), "offset": torch.zeros(1), "num_images": 200, "note": "", **parts}
-    torch.save({"image_format": {"class_names": list(names)}, **({"calibration": calibration} if parts else {})}, path)
+    calibration = {
+        "slope": torch.ones(1),
+        "offset": torch.zeros(1),
+        "num_images": 200,
+        "note": "",
+        **parts,
+    }
+    torch.save(
+        {
+            "image_format": {"class_names": list(names)},
+            **({"calibration": calibration} if parts else {}),
+        },
+        path,
+    )
     return path
 
 
-def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on_the_others(tmp_path: Path) -> None:
+def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on_the_others(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "run", val=rows(200, 20), test=rows(100, 30))
     assert selective.threshold_of(path, config_of(), None) == (None, "")
     threshold, text = selective.threshold_of(path, config_of(), 0.05)
@@ -154,14 +185,19 @@ def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on
     ],
 )
 @pytest.mark.parametrize("max_error", [0.001, 0.48])
-def test_groups_refused(tmp_path: Path, settings: tuple[str, ...], key: str, max_error: float) -> None:
+def test_groups_refused(
+    tmp_path: Path, settings: tuple[str, ...], key: str, max_error: float
+) -> None:
     path = write(tmp_path / "run", val=rows(200, 0))
     with pytest.raises(ConfigError, match=rf"^--max-error {max_error:g} .*\({re.escape(key)}\)"):
         selective.threshold_of(path, config_of("data.root=.", *settings), max_error)
 
 
 def write_folds(path: Path, folds: range) -> str:
-    lines = [f"{number}.png,b,b,{number / 2e3:.6f},{1 - number / 2e3:.6f},{number % 5}\r\n" for number in range(400)]
+    lines = [
+        f"{number}.png,b,b,{number / 2e3:.6f},{1 - number / 2e3:.6f},{number % 5}\r\n"
+        for number in range(400)
+    ]
     lines[350:] = [line.replace(",b,b,", ",a,b,") for line in lines[350:]]
     head = "file,truth,prediction,a,b,fold\r\n"
     path.write_text(head + "".join(line for fold in folds for line in lines[fold::5]), newline="")
@@ -191,11 +227,19 @@ def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> 
         ({"val": rows(200, 0)}, ("a", "b"), ("calibrate=false",), 0.05, "needs calibrate=true"),
         ({"val": rows(50, 0)}, ("a", "b"), (), 0.05, "on 50 validation images"),
         ({"val": rows(9, 9)}, ("a", "b"), (), 0.05, "on 9 validation images"),
-        *(({}, ("a", "b"), (), rate, "between 0 and 1") for rate in (0.0, 1.0, 1.5, -1.0, math.nan)),
+        *(
+            ({}, ("a", "b"), (), rate, "between 0 and 1")
+            for rate in (0.0, 1.0, 1.5, -1.0, math.nan)
+        ),
     ],
 )
 def test_rule_refused(
-    tmp_path: Path, parts: Any, names: tuple[str, ...], settings: tuple[str, ...], rate: float, error: str
+    tmp_path: Path,
+    parts: Any,
+    names: tuple[str, ...],
+    settings: tuple[str, ...],
+    rate: float,
+    error: str,
 ) -> None:
     path = write(tmp_path / "run", names, **parts)
     with pytest.raises(ConfigError, match=rf"^--max-error {rate:g} .*{re.escape(error)}"):

@@ -53,13 +53,16 @@ def test_fold_reported_once_unlocked(
     monkeypatch.setattr(parent, "run_workers", train)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
     group = SimpleNamespace(meet=lambda *args: None, shared_folder=lambda run, config, place: run)
-    monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)  # which imports torch
+    # which imports torch
+    monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)
     assert runner.resume(folder, config) == (folder, code)
     assert bool(refreshed) == expected
 
 
 @pytest.mark.parametrize("is_rejected", [True, False])
-def test_rejected_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rejected: bool) -> None:
+def test_rejected_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rejected: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
     before = tmp_path / "outputs/2026-11-20/before"
     before.mkdir(parents=True)

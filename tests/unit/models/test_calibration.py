@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 NAMES = ("bird", "cat", "dog")
 
 
-def drawn_classes(count: int = 600, num_classes: int = 5, factor: float = 3.0) -> tuple[Tensor, Tensor]:
+def drawn_classes(
+    count: int = 600, num_classes: int = 5, factor: float = 3.0
+) -> tuple[Tensor, Tensor]:
     """Logits that are too large by a factor, and classes drawn by the right ones."""
     source = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(count, num_classes, dtype=torch.float64, generator=source)
@@ -31,7 +33,9 @@ def drawn_labels(count: int = 900) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(count, 3, dtype=torch.float64, generator=source)
     labels = torch.bernoulli((logits - torch.tensor([0.0, 1.0, -1.0])).sigmoid(), generator=source)
-    return (logits * torch.tensor([0.01, 3.0, 1.0]) + torch.tensor([50.0, 0.0, 2.0])).float(), labels
+    return (
+        logits * torch.tensor([0.01, 3.0, 1.0]) + torch.tensor([50.0, 0.0, 2.0])
+    ).float(), labels
 
 
 def fit(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
@@ -51,7 +55,8 @@ def fit_by_ranks(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> dic
 @pytest.mark.parametrize("num_classes", [2, 10])
 def test_classes_as_scikit_learn(num_classes: int, factor: float) -> None:
     outputs, classes = drawn_classes(num_classes=num_classes, factor=factor)
-    model: Any = LogisticRegression()  # whose decisions are the outputs; of two classes it has one, and takes -x and x
+    # whose decisions are the outputs; of two classes it has one, and takes -x and x
+    model: Any = LogisticRegression()
     model.coef_ = np.eye(num_classes) if num_classes > 2 else np.array([[-0.5, 0.5]])
     model.intercept_, model.classes_ = np.zeros(len(model.coef_)), np.arange(num_classes)
     oracle: Any = CalibratedClassifierCV(FrozenEstimator(model), method="temperature")
@@ -65,10 +70,14 @@ def test_classes_as_scikit_learn(num_classes: int, factor: float) -> None:
 def test_labels_as_scikit_learn() -> None:
     outputs, labels = drawn_labels()
     found = fit(outputs, labels)
-    for number, (slope, offset) in enumerate(zip(found["slope"].tolist(), found["offset"].tolist(), strict=True)):
+    for number, (slope, offset) in enumerate(
+        zip(found["slope"].tolist(), found["offset"].tolist(), strict=True)
+    ):
         values = outputs[:, number].double().numpy()
         mean, deviation = values.mean(), values.std()  # of which its solvers depend
-        oracle: Any = LogisticRegression(C=np.inf, tol=1e-12, max_iter=1000, solver="newton-cholesky")
+        oracle: Any = LogisticRegression(
+            C=np.inf, tol=1e-12, max_iter=1000, solver="newton-cholesky"
+        )
         oracle.fit(((values - mean) / deviation)[:, None], labels[:, number].numpy())
         expected = oracle.coef_.item() / deviation
         assert slope == pytest.approx(expected, rel=1e-6)
@@ -104,7 +113,11 @@ def test_classes_without_optimum() -> None:
         (wrong, classes, "outputs that are not finite"),
     ):
         found = fit(given, expected)
-        assert (found["slope"].tolist(), found["offset"].tolist(), found["note"]) == ([1.0], [0.0], note)
+        assert (found["slope"].tolist(), found["offset"].tolist(), found["note"]) == (
+            [1.0],
+            [0.0],
+            note,
+        )
     assert fit(outputs[:100], classes[:100])["note"] == ""
 
 

@@ -25,8 +25,11 @@ SMOOTHING = 0.1
 NUM_TRAIN, NUM_VAL = 50, 23
 SPLITS = [[1], [1, 1], [3, 1], [1, 0], [1, 1, 1], [2, 0, 1]]
 
-# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed, 2026-11-21
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated")
+# Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed,
+# 2026-11-21
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated"
+)
 
 
 def classifier(*, smoothing: float = SMOOTHING, autocast: torch.dtype | None = None) -> Classifier:
@@ -51,7 +54,11 @@ def images(num_samples: int) -> ShardDataset:
 
 
 def loader(
-    num_samples: int, rank: int = 0, loads: list[int] | None = None, *, accumulate_grad_batches: int = 1
+    num_samples: int,
+    rank: int = 0,
+    loads: list[int] | None = None,
+    *,
+    accumulate_grad_batches: int = 1,
 ) -> ShardLoader:
     plan = Plan(num_samples, 4, accumulate_grad_batches, shuffle_seed=None)
     return ShardLoader(images(num_samples), plan.of(rank, loads))
@@ -60,29 +67,44 @@ def loader(
 def training_batches() -> GlobalBatches:
     """Nine micro-batches of 4, so that every epoch sees other samples; five optimizer steps, the last is half full."""
     return GlobalBatches(
-        NUM_TRAIN, global_batch_size=8, accumulate_grad_batches=2, shuffle_seed=3, rank=0, loads=[1], num_batches=9
+        NUM_TRAIN,
+        global_batch_size=8,
+        accumulate_grad_batches=2,
+        shuffle_seed=3,
+        rank=0,
+        loads=[1],
+        num_batches=9,
     )
 
 
 def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
     """Normalised and computed by hand."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:4])
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:4]
+    )
     return module.net((pixels.double() / 255 - mean) / std)
 
 
-# -- the loss ----------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loads", SPLITS)
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
-def test_loss_gradient_of_shards(loads: list[int], num_micro_batches: int, smoothing: float) -> None:
+def test_loss_gradient_of_shards(
+    loads: list[int], num_micro_batches: int, smoothing: float
+) -> None:
     """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
     a_rank = cast(collectives.VirtualRank, SimpleNamespace(world_size=world_size))
-    per_rank = [list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches)) for rank in range(world_size)]
+    per_rank = [
+        list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches))
+        for rank in range(world_size)
+    ]
     micro_steps = list(zip(*per_rank, strict=True))
-    for _, group in groupby(micro_steps, lambda shards: shards[0].shard.micro_step // num_micro_batches):
+    for _, group in groupby(
+        micro_steps, lambda shards: shards[0].shard.micro_step // num_micro_batches
+    ):
         module.zero_grad()
         shards = [shard for micro_step in group for shard in micro_step]
         for shard in shards:
@@ -99,7 +121,7 @@ def test_loss_gradient_of_shards(loads: list[int], num_micro_batches: int, smoot
             torch.testing.assert_close(gradient, parameter.grad, rtol=0, atol=1e-12)
 
 
-# -- a fit -------------------------------------------------------------------------------------------------------------
+# -- a fit -----------------------------------------------------------------------------------------
 
 
 Rows = list[tuple[int | None, dict[str, float]]]
@@ -120,7 +142,9 @@ class Written(DummyLogger):
 def fit() -> tuple[Classifier, Rows]:
     """Two epochs of five optimizer steps that change no weight, and the logged rows."""
     module, logger = classifier(), Written()
-    trainer = modules.bare_trainer(max_epochs=2, precision="64-true", logger=logger, log_every_n_steps=1)
+    trainer = modules.bare_trainer(
+        max_epochs=2, precision="64-true", logger=logger, log_every_n_steps=1
+    )
     trainer.fit(module, ShardLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
     return module, logger.rows
 
@@ -145,10 +169,13 @@ def test_logged_means(fit: tuple[Classifier, Rows]) -> None:
     module, rows = fit
     found = [(step, row) for step, row in rows if "train_step/loss" in row]
     assert [step for step, _ in found] == [3, 6, 9]
-    # 8 samples a step: steps 1 to 3 of the first epoch; the first step of the second, which restarts; its next three
+    # 8 samples a step: steps 1 to 3 of the first epoch; the first step of the second, which
+    # restarts; its next three
     first, second = order_of_epoch(0), order_of_epoch(1)
     for (_, row), indices in zip(found, [first[:24], second[:8], second[8:32]], strict=True):
-        expected = {f"train_step/{name}": value for name, value in train_means(module, indices).items()}
+        expected = {
+            f"train_step/{name}": value for name, value in train_means(module, indices).items()
+        }
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
@@ -158,7 +185,9 @@ def test_epoch_means(fit: tuple[Classifier, Rows]) -> None:
     assert [step for step, _ in found] == [5, 10]
     for epoch, (_, row) in enumerate(found):
         means = train_means(module, order_of_epoch(epoch))
-        assert row == pytest.approx({f"train/{name}": value for name, value in means.items()}, rel=1e-12)
+        assert row == pytest.approx(
+            {f"train/{name}": value for name, value in means.items()}, rel=1e-12
+        )
 
 
 def test_counts_resume_other_world_size() -> None:

@@ -25,7 +25,9 @@ LAST_LAYERS: dict[str, Callable[[], nn.Module]] = {
     "resnet18": lambda: ResNet18(in_channels=3, num_classes=2, **OF_RESNET),
     "torchvision convolution": lambda: torchvision(3, 2, name="squeezenet1_1", **OF_LIBRARY),
     "timm": lambda: timm(3, 2, name="test_resnet", **OF_LIBRARY),
-    "custom": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)),
+    "custom": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+    ),
 }
 
 

@@ -43,7 +43,9 @@ def images(overflowing: list[int]) -> ShardDataset:
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), Overflows(9, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+    return nn.Sequential(
+        nn.Flatten(), Overflows(9, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4)
+    )
 
 
 def optimizer(*, is_fused: bool) -> Callable[..., torch.optim.SGD]:
@@ -62,7 +64,12 @@ class Follows(L.Callback):
         scale_of(pl_module)._scaler.set_growth_interval(GROWTH_INTERVAL)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         assert isinstance(pl_module, Classifier)
         if len(self.scales) < trainer.global_step:
@@ -110,7 +117,9 @@ def by_torch(
 ) -> tuple[nn.Module, list[float], list[float]]:
     """Train in a plain loop; returns the network, and the scale and the norm of the gradient after each step."""
     net, data = network(), images(overflowing)
-    shapes = [[p for p in net.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)]
+    shapes = [
+        [p for p in net.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)
+    ]
     optim = optimizer(is_fused=is_fused)([{"params": parameters} for parameters in shapes])
     schedule = one_cycle_linear(optim, NUM_STEPS * NUM_EPOCHS, warmup_fraction=0.25)
     scaler = torch.amp.GradScaler("cpu", growth_interval=GROWTH_INTERVAL)
@@ -121,10 +130,14 @@ def by_torch(
         for part in samples.chunk(num_parts):
             with torch.autocast("cpu", torch.float16):
                 outputs = net((data.pixels[part].float() - 127.5) / 63.75)
-            loss = F.cross_entropy(outputs.float(), data.targets[part], reduction="none").sum() * (1 / SIZE)
+            loss = F.cross_entropy(outputs.float(), data.targets[part], reduction="none").sum() * (
+                1 / SIZE
+            )
             scaler.scale(loss).backward()
         scaler.unscale_(optim)
-        norms.append(nn.utils.clip_grad_norm_([*shapes[0], *shapes[1]], clip_norm or math.inf).item())
+        norms.append(
+            nn.utils.clip_grad_norm_([*shapes[0], *shapes[1]], clip_norm or math.inf).item()
+        )
         scaler.step(optim)
         scaler.update()
         schedule.step()
@@ -132,14 +145,22 @@ def by_torch(
     return net, scales, norms
 
 
-@pytest.mark.parametrize(("is_fused", "num_parts", "clip_norm"), [(True, 1, None), (True, 2, 0.05), (False, 1, 0.05)])
+@pytest.mark.parametrize(
+    ("is_fused", "num_parts", "clip_norm"), [(True, 1, None), (True, 2, 0.05), (False, 1, 0.05)]
+)
 def test_training_as_grad_scaler(is_fused: bool, num_parts: int, clip_norm: float | None) -> None:
-    expected, scales, norms = by_torch([1], is_fused=is_fused, num_parts=num_parts, clip_norm=clip_norm)
+    expected, scales, norms = by_torch(
+        [1], is_fused=is_fused, num_parts=num_parts, clip_norm=clip_norm
+    )
     follows = Follows()
     module = trained([1], follows, is_fused=is_fused, num_parts=num_parts, clip_norm=clip_norm)
-    assert scales == [2.0**exponent for exponent in (16, 15, 15, 15, 16, 15, 15, 15, 16, 15, 15, 15)]
+    assert scales == [
+        2.0**exponent for exponent in (16, 15, 15, 15, 16, 15, 15, 15, 16, 15, 15, 15)
+    ]
     assert follows.scales == scales
-    assert [norm for norm in follows.norms if math.isfinite(norm)] == [n for n in norms if math.isfinite(n)]
+    assert [norm for norm in follows.norms if math.isfinite(norm)] == [
+        n for n in norms if math.isfinite(n)
+    ]
     assert scale_of(module).num_skipped == sum(not math.isfinite(norm) for norm in norms) == 3
     for name, value in module.net.state_dict().items():
         torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=0)
@@ -172,12 +193,19 @@ def test_average_without_skipped_steps() -> None:
 
     class Looks(AveragedWeights):
         def on_train_batch_end(
-            self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+            self,
+            trainer: L.Trainer,
+            pl_module: L.LightningModule,
+            outputs: Any,
+            batch: Any,
+            batch_idx: int,
         ) -> None:
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
             model = self._average_model
             assert model is not None
-            averaged = (value for value in model.module.state_dict().values() if value.is_floating_point())
+            averaged = (
+                value for value in model.module.state_dict().values() if value.is_floating_point()
+            )
             averages.append(torch.cat([value.double().flatten() for value in averaged]))
 
     trained([1, 3], Looks(multi_avg_fn=get_ema_multi_avg_fn(0.5)))
@@ -186,7 +214,9 @@ def test_average_without_skipped_steps() -> None:
 
 
 def test_scale_below_one() -> None:
-    with pytest.raises(NonFiniteGradient, match=r"optimizer step 17 though .*; 17 steps were skipped"):
+    with pytest.raises(
+        NonFiniteGradient, match=r"optimizer step 17 though .*; 17 steps were skipped"
+    ):
         trained(EVERY, num_epochs=5)
 
 

@@ -69,13 +69,19 @@ def test_any_ranks(cuts: list[int]) -> None:
 
     def on_rank(rank: int) -> Findings:
         return findings_of(
-            logits, labels, [batch[cuts[rank] : cuts[rank + 1]] for batch in torch.arange(400).split(128)]
+            logits,
+            labels,
+            [batch[cuts[rank] : cuts[rank + 1]] for batch in torch.arange(400).split(128)],
         )
 
     with VirtualShards(len(cuts) - 1, [1], 1) as ranks:
         results = ranks.run(on_rank)
     for found in results:
-        for one, other in (*zip(alone, found, strict=True), *zip(alone.raw, found.raw, strict=True)):
+        for one, other in (
+            *zip(alone, found, strict=True),
+            *zip(alone.raw, found.raw, strict=True),
+        ):
             assert np.array_equal(np.asarray(one), np.asarray(other))
         assert accuracy_interval(found, groups) == accuracy_interval(alone, groups)
-        assert str(report(found, groups, ENTRY)) == str(report(alone, groups, ENTRY))  # a NaN is not equal
+        # a NaN is not equal
+        assert str(report(found, groups, ENTRY)) == str(report(alone, groups, ENTRY))

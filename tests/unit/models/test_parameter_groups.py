@@ -31,16 +31,28 @@ from tests.support.modules import bare_trainer, classifier
 from tests.support.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*in eval mode at the start"
+    "ignore:.*does not have many workers",
+    "ignore:.*LeafSpec.* is deprecated",
+    "ignore:.*in eval mode at the start",
 )
 EPOCHS, STEPS = 3, 2  # of eight images each
 HEAD = ParameterRule("head", "^4", lr_factor=10.0, weight_decay=0.0)
-RULES = (HEAD, ParameterRule("norm", "^1", frozen_epochs=None), ParameterRule("first", "^0", frozen_epochs=2))
+RULES = (
+    HEAD,
+    ParameterRule("norm", "^1", frozen_epochs=None),
+    ParameterRule("first", "^0", frozen_epochs=2),
+)
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    layers = (nn.Conv2d(1, 3, 2, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
+    layers = (
+        nn.Conv2d(1, 3, 2, bias=False),
+        nn.BatchNorm2d(3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 4),
+    )
     return nn.Sequential(*layers).double()
 
 
@@ -74,10 +86,14 @@ def fitted(
 ) -> Batches:
     """Fit for `epochs`, from the checkpoint `resumed` on; `cut` is written after EPOCHS of them."""
     optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
-    module = classifier(net, optimizer=optimizer, scheduler=Schedule(make), rules=rules, total_steps=epochs * STEPS)
+    module = classifier(
+        net, optimizer=optimizer, scheduler=Schedule(make), rules=rules, total_steps=epochs * STEPS
+    )
     batches = Batches(cut)
     trainer = bare_trainer(max_epochs=epochs, callbacks=[batches])
-    pixels = torch.randint(0, 256, (16, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randint(
+        0, 256, (16, 1, 3, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     images = ShardDataset(pixels, torch.arange(16) % 4)
     loaders = [ShardLoader(images, Plan(16, shuffle_seed=seed).of()) for seed in (0, None)]
     trainer.fit(module.double(), loaders[0], loaders[1], ckpt_path=resumed, weights_only=True)
@@ -121,7 +137,10 @@ def test_lr_factor_any_schedule() -> None:
     one, other = network(), network()
     make = functools.partial(OneCycleLR, max_lr=0.2, cycle_momentum=False)
     rates = fitted(one, (ParameterRule("all", "", lr_factor=factor),), make).rates
-    assert rates == fitted(other, (), functools.partial(OneCycleLR, max_lr=0.2, cycle_momentum=False)).rates
+    assert (
+        rates
+        == fitted(other, (), functools.partial(OneCycleLR, max_lr=0.2, cycle_momentum=False)).rates
+    )
     expected = network()
     fitted(expected, (), functools.partial(OneCycleLR, max_lr=0.2 * factor, cycle_momentum=False))
     for name, value in expected.state_dict().items():
@@ -129,18 +148,26 @@ def test_lr_factor_any_schedule() -> None:
 
 
 def sequence(optimizer: Any, total_steps: int) -> LRScheduler:
-    parts: list[LRScheduler] = [LinearLR(optimizer, 0.1, 1.0, 2), CosineAnnealingLR(optimizer, total_steps - 2)]
+    parts: list[LRScheduler] = [
+        LinearLR(optimizer, 0.1, 1.0, 2),
+        CosineAnnealingLR(optimizer, total_steps - 2),
+    ]
     return SequentialLR(optimizer, parts, [2])
 
 
 def chain(optimizer: Any, total_steps: int) -> LRScheduler:
-    parts = [PolynomialLR(optimizer, total_steps, power=2.0), ConstantLR(optimizer, 0.5, total_steps // 2)]
+    parts = [
+        PolynomialLR(optimizer, total_steps, power=2.0),
+        ConstantLR(optimizer, 0.5, total_steps // 2),
+    ]
     return ChainedScheduler(parts, optimizer)
 
 
 KEEP_THEIR_LENGTH: dict[str, Callable[..., LRScheduler]] = {
     "one cycle": functools.partial(OneCycleLR, max_lr=0.2),
-    "cosine annealing": lambda optimizer, total_steps: CosineAnnealingLR(optimizer, T_max=total_steps),
+    "cosine annealing": lambda optimizer, total_steps: CosineAnnealingLR(
+        optimizer, T_max=total_steps
+    ),
     "one after the other": sequence,
     "several at once": chain,
     "no length at all": functools.partial(

@@ -44,10 +44,14 @@ def batch_of(targets: Tensor, rank: int = 0, loads: tuple[int, ...] = (1,)) -> B
     return batch
 
 
-def fitted(task: Task, targets: Tensor, num_outputs: int, l2: float, *shard: Any) -> tuple[Tensor, Tensor]:
+def fitted(
+    task: Task, targets: Tensor, num_outputs: int, l2: float, *shard: Any
+) -> tuple[Tensor, Tensor]:
     """Weights and bias of a head of digits."""
     head = nn.Linear(64, num_outputs).double()
-    newton = Newton(head.parameters(), first_l2=10.0, l2_factor=0.1, tolerance=1e-13, max_iterations=5000)
+    newton = Newton(
+        head.parameters(), first_l2=10.0, l2_factor=0.1, tolerance=1e-13, max_iterations=5000
+    )
     norm, is_converged = fit_head(head, task, batch_of(targets, *shard), newton, l2)
     assert is_converged
     assert norm < 1e-6
@@ -73,13 +77,19 @@ def test_head_classes(l2: float, class_weights: list[float] | None) -> None:
     counts = torch.tensor(class_weights or [1.0] * 10, dtype=torch.float64)
     total = counts[classes[:NUM_TRAIN]].sum().item()
     by_class = dict(enumerate(counts.tolist()))
-    reference = LogisticRegression(C=1 / (total * l2), tol=1e-10, max_iter=100_000, class_weight=by_class)
+    reference = LogisticRegression(
+        C=1 / (total * l2), tol=1e-10, max_iter=100_000, class_weight=by_class
+    )
     reference.fit(features, classes[:NUM_TRAIN].numpy())
 
     its_weight = torch.tensor(reference.coef_ / scaler.scale_)
     its_bias = torch.tensor(reference.intercept_) - its_weight @ torch.tensor(scaler.mean_)
     own, its = (
-        objective(F.cross_entropy(digits()[0][:NUM_TRAIN] @ w.T + b, classes[:NUM_TRAIN], weight=counts), w, l2)
+        objective(
+            F.cross_entropy(digits()[0][:NUM_TRAIN] @ w.T + b, classes[:NUM_TRAIN], weight=counts),
+            w,
+            l2,
+        )
         for w, b in ((weight, bias), (its_weight, its_bias))
     )
     assert own == pytest.approx(its, abs=1e-6)
@@ -97,7 +107,9 @@ def test_head_labels(l2: float) -> None:
     weight, bias = fitted(task, labels, 3, l2)
     features, scaler = standardized()
     for number in range(3):  # the loss of an image is the mean over its labels
-        reference = LogisticRegression(C=1 / (3 * NUM_TRAIN * l2), tol=1e-12, solver="newton-cholesky")
+        reference = LogisticRegression(
+            C=1 / (3 * NUM_TRAIN * l2), tol=1e-12, solver="newton-cholesky"
+        )
         reference.fit(features, labels[:, number].numpy())
         own = digits()[0] @ weight[number] + bias[number]
         expected = reference.decision_function(scaler.transform(digits()[0].numpy()))
@@ -112,11 +124,17 @@ def test_head_number(l2: float) -> None:
     features, scaler = standardized()
     reference = Ridge(alpha=NUM_TRAIN * l2 / 2, solver="cholesky").fit(features, targets.numpy())
     expected = reference.predict(scaler.transform(digits()[0].numpy()))
-    torch.testing.assert_close((digits()[0] @ weight.T + bias).squeeze(1), torch.tensor(expected), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        (digits()[0] @ weight.T + bias).squeeze(1), torch.tensor(expected), rtol=0, atol=1e-6
+    )
 
 
 def test_head_any_ranks() -> None:
-    task, classes, loads = modules.classification(0.0, [3.0, *[1.0] * 8, 0.5]), digits()[1][:NUM_TRAIN], (2, 0, 1)
+    task, classes, loads = (
+        modules.classification(0.0, [3.0, *[1.0] * 8, 0.5]),
+        digits()[1][:NUM_TRAIN],
+        (2, 0, 1),
+    )
     weight, bias = fitted(task, classes, 10, 0.1)
     with VirtualShards(len(loads), [1], 1) as ranks:
         found = ranks.run(lambda rank: fitted(task, classes, 10, 0.1, rank, loads))
@@ -127,7 +145,9 @@ def test_head_any_ranks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*no `val_dataloader`")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated", "ignore:Found . module.* in eval mode")
+@pytest.mark.filterwarnings(
+    "ignore:.*LeafSpec.* is deprecated", "ignore:Found . module.* in eval mode"
+)
 def test_not_converged_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     net = nn.Sequential(nn.Identity(), nn.Linear(64, 10))
     freeze_below(net, ("1",))
@@ -136,11 +156,15 @@ def test_not_converged_reported_once(capsys: pytest.CaptureFixture[str]) -> None
         net,
         kind=Probe,
         image_format=ImageFormat(tuple("0123456789"), (1, 8, 8), (0.5,), (0.25,)),
-        optimizer=functools.partial(Newton, first_l2=0.1, l2_factor=0.1, tolerance=1e-13, max_iterations=3),
+        optimizer=functools.partial(
+            Newton, first_l2=0.1, l2_factor=0.1, tolerance=1e-13, max_iterations=3
+        ),
         total_steps=2,
     ).double()
     features, classes = (part[:NUM_TRAIN] for part in digits())
-    loader = ShardLoader(ShardDataset(features, classes), Plan(NUM_TRAIN, micro_batch_size=NUM_TRAIN).of())
+    loader = ShardLoader(
+        ShardDataset(features, classes), Plan(NUM_TRAIN, micro_batch_size=NUM_TRAIN).of()
+    )
     modules.bare_trainer(max_epochs=2, precision="64-true").fit(module, loader)
     assert capsys.readouterr().err.count("The head has not converged") == 1
 

@@ -41,7 +41,13 @@ def test_widen_channels() -> None:
     layer = nn.Conv2d(1, 4, 3, stride=2, padding=1).double()
     images = torch.randn(3, 1, 5, 6, dtype=torch.float64)
     for x in (images, images[:0]):
-        y = F.conv2d(_widen_channels(x), _widen_channels(layer.weight), layer.bias, layer.stride, layer.padding)
+        y = F.conv2d(
+            _widen_channels(x),
+            _widen_channels(layer.weight),
+            layer.bias,
+            layer.stride,
+            layer.padding,
+        )
         torch.testing.assert_close(y, layer(x), rtol=1e-12, atol=1e-12)
     assert _widen_channels(images).is_contiguous(memory_format=torch.channels_last)
     assert not _widen_channels(images).is_contiguous()
@@ -52,7 +58,10 @@ def test_init_deviation(init: str) -> None:
     for layer in small(width=32, init=init).modules():
         if isinstance(layer, nn.Conv2d):
             size = layer.kernel_size[0] ** 2
-            by_fan_out, by_fan_in = 2 / (layer.out_channels * size), 1 / (3 * layer.in_channels * size)
+            by_fan_out, by_fan_in = (
+                2 / (layer.out_channels * size),
+                1 / (3 * layer.in_channels * size),
+            )
             expected = {"kaiming": by_fan_out**0.5, "normal": 0.01, "torch": by_fan_in**0.5}[init]
             assert layer.weight.std().item() == pytest.approx(expected, rel=0.15)
             assert layer.bias is not None

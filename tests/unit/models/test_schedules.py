@@ -31,7 +31,9 @@ def rates(schedule: Callable[[SGD, int], LambdaLR], total_steps: int, steps: int
 
 
 @pytest.mark.parametrize("initial", [0.0, 0.2])
-@pytest.mark.parametrize(("total", "fraction"), [(100, 0.23), (1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0), (7, 0.5)])
+@pytest.mark.parametrize(
+    ("total", "fraction"), [(100, 0.23), (1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0), (7, 0.5)]
+)
 def test_one_cycle_linear(total: int, fraction: float, initial: float) -> None:
     warmup = round(fraction * total)
     expected = [PEAK * (initial + (1 - initial) * (s + 1) / warmup) for s in range(warmup)]
@@ -53,6 +55,8 @@ def test_cosine(total: int, fraction: float, final: float) -> None:
     assert rates(schedule, total, total) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("schedule", "after"), list(zip(SCHEDULES, [PEAK, 0.0, 0.05 * PEAK], strict=True)))
+@pytest.mark.parametrize(
+    ("schedule", "after"), list(zip(SCHEDULES, [PEAK, 0.0, 0.05 * PEAK], strict=True))
+)
 def test_steps_after_last(schedule: Callable[[SGD, int], LambdaLR], after: float) -> None:
     assert rates(schedule, 20, 30)[20:] == pytest.approx([after] * 10)

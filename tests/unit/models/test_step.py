@@ -22,22 +22,34 @@ def guarded_weights(is_deferred: bool) -> tuple[nn.Parameter, torch.optim.Optimi
     return weight, optimizer, guard
 
 
-@pytest.mark.parametrize("optimizer", [functools.partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "optimizer", [functools.partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW]
+)
 @pytest.mark.parametrize("is_last", [False, True])
-def test_step_in_memory_order(optimizer: Callable[..., torch.optim.Optimizer], is_last: bool) -> None:
+def test_step_in_memory_order(
+    optimizer: Callable[..., torch.optim.Optimizer], is_last: bool
+) -> None:
     def updated(step: Callable[[torch.optim.Optimizer], object]) -> list[Tensor]:
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Conv2d(3, 70, 3), nn.Conv2d(70, 211, 3), nn.Conv2d(211, 9, 1), nn.Linear(5, 3))
-        layers = layers.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+        layers = nn.Sequential(
+            nn.Conv2d(3, 70, 3), nn.Conv2d(70, 211, 3), nn.Conv2d(211, 9, 1), nn.Linear(5, 3)
+        )
+        layers = layers.to(
+            memory_format=torch.channels_last if is_last else torch.contiguous_format
+        )  # pyright: ignore[reportCallIssue]
         made = optimizer(layers.parameters(), lr=0.1, weight_decay=0.1, fused=True)
         for _ in range(3):
             for parameter in layers.parameters():
                 parameter.grad = torch.randn_like(parameter)
             step(made)
-        states = [value for parameter in layers.parameters() for value in made.state[parameter].values()]
+        states = [
+            value for parameter in layers.parameters() for value in made.state[parameter].values()
+        ]
         return [*layers.parameters(), *states]
 
-    for ours, torchs in zip(updated(internals.step_in_memory_order), updated(lambda made: made.step()), strict=True):
+    for ours, torchs in zip(
+        updated(internals.step_in_memory_order), updated(lambda made: made.step()), strict=True
+    ):
         assert torch.equal(ours, torchs)
         assert ours.stride() == torchs.stride()
 
@@ -46,7 +58,9 @@ def test_step_in_memory_order(optimizer: Callable[..., torch.optim.Optimizer], i
 def test_guard_immediate(bad: float) -> None:
     _, _, guard = guarded_weights(is_deferred=False)
     guard.check(torch.tensor(1.0), batch_of(0, 2), 7)
-    with pytest.raises(NonFiniteLoss, match=r"(?s)optimizer step 7 \(epoch 2, micro-batch 4\) on rank 0.*\[0, 1\]"):
+    with pytest.raises(
+        NonFiniteLoss, match=r"(?s)optimizer step 7 \(epoch 2, micro-batch 4\) on rank 0.*\[0, 1\]"
+    ):
         guard.check(torch.tensor(bad), batch_of(0, 3), 7)
 
 
@@ -60,8 +74,12 @@ def test_guard_deferred() -> None:
         guard.defer(step, torch.tensor([loss]), logged.append)
         weight.grad = torch.ones(3)
         optimizer.step()
-        assert weight.tolist() == [1.0 - step + (step > 1)] * 3, "steps 1 and 3 are applied, step 2 is not"
-    with pytest.raises(NonFiniteLoss, match=r"optimizer step 2 \(epoch 2, micro-batches 5 to 6\) on rank 0"):
+        assert weight.tolist() == [1.0 - step + (step > 1)] * 3, (
+            "steps 1 and 3 are applied, step 2 is not"
+        )
+    with pytest.raises(
+        NonFiniteLoss, match=r"optimizer step 2 \(epoch 2, micro-batches 5 to 6\) on rank 0"
+    ):
         guard.wait()
     assert logged == [[1.0]]
 
@@ -82,7 +100,9 @@ def _skip_together() -> tuple[list[float], list[int], str]:
     guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)
     raised, text = [], ""
     for step in range(1, MAX_PENDING_STEPS + 2):
-        guard.check(torch.tensor(float("nan") if rank == 1 and step == 1 else 1.0), batch_of(rank, 0), step)
+        guard.check(
+            torch.tensor(float("nan") if rank == 1 and step == 1 else 1.0), batch_of(rank, 0), step
+        )
         try:
             guard.protect(step)
         except (NonFiniteLoss, FailedElsewhere) as error:
@@ -96,6 +116,12 @@ def _skip_together() -> tuple[list[float], list[int], str]:
 @pytest.mark.processes
 def test_guard_all_ranks(ranks: Ranks) -> None:
     results = ranks.run(3, _skip_together)
-    assert [weights for weights, _, _ in results] == [[1.0 - MAX_PENDING_STEPS] * 3] * 3, "all steps but the first"
+    assert [weights for weights, _, _ in results] == [[1.0 - MAX_PENDING_STEPS] * 3] * 3, (
+        "all steps but the first"
+    )
     assert [raised for _, raised, _ in results] == [[MAX_PENDING_STEPS + 1]] * 3
-    assert [error for _, _, error in results] == ["FailedElsewhere", "NonFiniteLoss", "FailedElsewhere"]
+    assert [error for _, _, error in results] == [
+        "FailedElsewhere",
+        "NonFiniteLoss",
+        "FailedElsewhere",
+    ]

@@ -28,10 +28,11 @@ def has_all(net: nn.Module, state: dict[str, Tensor]) -> bool:
     return all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-# -- names -------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
-# the average of torchvision's script counts its updates in addition; a module around a network has a loss
+# the average of torchvision's script counts its updates in addition; a module around a network has
+# a loss
 BESIDE = {"n_averaged": torch.tensor(3), "loss.weight": torch.ones(4)}
 
 
@@ -45,10 +46,15 @@ BESIDE = {"n_averaged": torch.tensor(3), "loss.weight": torch.ones(4)}
         ("module.", BESIDE, ".pth"),
     ],
 )
-def test_prefixes_removed(tmp_path: Path, prefix: str, others: dict[str, Tensor], suffix: str) -> None:
+def test_prefixes_removed(
+    tmp_path: Path, prefix: str, others: dict[str, Tensor], suffix: str
+) -> None:
     """Wrappers in any nesting; what has no prefix where most names have one is left out."""
     state = network(7).state_dict()
-    saved, path = {f"{prefix}{name}": value for name, value in state.items()}, tmp_path / f"weights{suffix}"
+    saved, path = (
+        {f"{prefix}{name}": value for name, value in state.items()},
+        tmp_path / f"weights{suffix}",
+    )
     (save_file if suffix == ".safetensors" else torch.save)(saved | others, path)
     net = network()
     load(path, net)
@@ -56,8 +62,12 @@ def test_prefixes_removed(tmp_path: Path, prefix: str, others: dict[str, Tensor]
 
 
 def test_backbone_beside_other_layers(tmp_path: Path) -> None:
-    state = {name: value for name, value in network(7).state_dict().items() if not name.startswith("fc")}
-    there = {f"backbone.{name}": value for name, value in state.items()} | {"head.0.weight": torch.ones(4, 4)}
+    state = {
+        name: value for name, value in network(7).state_dict().items() if not name.startswith("fc")
+    }
+    there = {f"backbone.{name}": value for name, value in state.items()} | {
+        "head.0.weight": torch.ones(4, 4)
+    }
     save_file(there, tmp_path / "weights.safetensors")
     net = network()
     load(tmp_path / "weights.safetensors", net)
@@ -65,9 +75,14 @@ def test_backbone_beside_other_layers(tmp_path: Path) -> None:
 
 
 def test_prefix_of_few_names_kept(tmp_path: Path) -> None:
-    state = {f"module.{name}" if name.startswith("fc") else name: v for name, v in network().state_dict().items()}
+    state = {
+        f"module.{name}" if name.startswith("fc") else name: v
+        for name, v in network().state_dict().items()
+    }
     torch.save(state, tmp_path / "weights.pth")
-    with pytest.raises(ValueError, match=r"the weights are of another network: module\.fc\.weight is not expected"):
+    with pytest.raises(
+        ValueError, match=r"the weights are of another network: module\.fc\.weight is not expected"
+    ):
         load(tmp_path / "weights.pth", network())
 
 
@@ -83,7 +98,11 @@ def test_prefix_of_few_names_kept(tmp_path: Path) -> None:
 def test_average_first(tmp_path: Path, keys: list[str], taken: str) -> None:
     states = {key: network(seed).state_dict() for seed, key in enumerate(keys, 5)}
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1).state_dict()
-    script = {"args": argparse.Namespace(lr=0.1, resume=argparse.Namespace()), "optimizer": optimizer, "epoch": 3}
+    script = {
+        "args": argparse.Namespace(lr=0.1, resume=argparse.Namespace()),
+        "optimizer": optimizer,
+        "epoch": 3,
+    }
     torch.save({**script, **states}, tmp_path / "weights.pth")
     net = network()
     assert load(tmp_path / "weights.pth", net).endswith(f"; from {taken}")
@@ -92,10 +111,15 @@ def test_average_first(tmp_path: Path, keys: list[str], taken: str) -> None:
 
 def test_other_network_refused(tmp_path: Path) -> None:
     state = network(7).state_dict()
-    torch.save({f"_{name.replace('.', '_0.')}": value for name, value in state.items()}, tmp_path / "weights.pth")
+    torch.save(
+        {f"_{name.replace('.', '_0.')}": value for name, value in state.items()},
+        tmp_path / "weights.pth",
+    )
     net = network()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    with pytest.raises(ValueError, match=r"the weights are of another network: conv\.weight is missing"):
+    with pytest.raises(
+        ValueError, match=r"the weights are of another network: conv\.weight is missing"
+    ):
         load(tmp_path / "weights.pth", net)
     assert has_all(net, before)
 
@@ -105,15 +129,23 @@ def test_other_classes_and_channels(tmp_path: Path) -> None:
     torch.save({"model": state}, tmp_path / "weights.pth")
     net = network(in_channels=1)
     own = {name: value.clone() for name, value in net.state_dict().items()}
-    new, adapted = "new: fc.weight, fc.bias (9 classes, here 4)", "adapted: conv.weight (3 channels, here 1)"
-    assert load(tmp_path / "weights.pth", net) == f"7 of 9 tensors taken; {new}; {adapted}; from model"
+    new, adapted = (
+        "new: fc.weight, fc.bias (9 classes, here 4)",
+        "adapted: conv.weight (3 channels, here 1)",
+    )
+    assert (
+        load(tmp_path / "weights.pth", net) == f"7 of 9 tensors taken; {new}; {adapted}; from model"
+    )
     found = net.state_dict()
     torch.testing.assert_close(found["conv.weight"], state["conv.weight"].sum(1, keepdim=True))
-    assert all(torch.equal(found[f"norm.{key}"], state[f"norm.{key}"]) for key in ("weight", "bias", "running_mean"))
+    assert all(
+        torch.equal(found[f"norm.{key}"], state[f"norm.{key}"])
+        for key in ("weight", "bias", "running_mean")
+    )
     assert all(torch.equal(found[name], own[name]) for name in ("fc.weight", "fc.bias"))
 
 
-# -- bad files ---------------------------------------------------------------------------------------------------------
+# -- bad files -------------------------------------------------------------------------------------
 
 
 def write_damaged(path: Path) -> None:
@@ -132,7 +164,9 @@ BAD_FILES: dict[str, Callable[[Path], object]] = {
     "a tensor": lambda path: torch.save(torch.zeros(3), path),
     "a network": lambda path: torch.save(nn.Linear(2, 2), path),
     "plain values": lambda path: torch.save({"state_dict": {"epoch": 3}}, path),
-    "a run": lambda path: torch.save({"state_dict": network().state_dict(), "image_format": {}}, path),
+    "a run": lambda path: torch.save(
+        {"state_dict": network().state_dict(), "image_format": {}}, path
+    ),
 }
 
 

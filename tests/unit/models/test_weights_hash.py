@@ -19,7 +19,9 @@ def state() -> dict[str, Tensor]:
 
 def test_names_types_shapes_bytes() -> None:
     expected = b"a int16 [2, 1]\n\x01\x00\x02\x01" + b"b float32 []\n\x00\x00\x80\x3f"
-    found = weights_hash({"b": torch.tensor(1.0), "a": torch.tensor([[1], [258]], dtype=torch.int16)})
+    found = weights_hash(
+        {"b": torch.tensor(1.0), "a": torch.tensor([[1], [258]], dtype=torch.int16)}
+    )
     assert found == hashlib.sha256(expected).hexdigest()
 
 

@@ -35,7 +35,9 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("orientation", [1, 6])  # 6: to be turned by 90 degrees
 @pytest.mark.parametrize("wanted", [COLOUR, GREY], ids=["colour", "grey"])
-def test_pixels_of_a_file(path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int) -> None:
+def test_pixels_of_a_file(
+    path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.open(path).save(tmp_path / "turned.png", exif=exif)
@@ -45,7 +47,10 @@ def test_pixels_of_a_file(path: Path, tmp_path: Path, wanted: ImageFormat, orien
     for given in (Path(name), name, image, np.asarray(ImageOps.exif_transpose(image))):
         found = inputs_of(given, wanted)
         assert torch.equal(found.images, expected)
-        assert (found.is_one, list(found.files)) == (True, [name if isinstance(given, str | Path) else None])
+        assert (found.is_one, list(found.files)) == (
+            True,
+            [name if isinstance(given, str | Path) else None],
+        )
 
 
 def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path) -> None:
@@ -53,7 +58,14 @@ def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_p
     image.putpixel((0, 0), (1, 2, 3, 255))
     image.save(tmp_path / "a.png")
     converted = [image.convert(mode) for mode in ("PA", "RGBa")]
-    for given in (tmp_path / "a.png", str(tmp_path / "a.png"), tmp_path, image, np.asarray(image), *converted):
+    for given in (
+        tmp_path / "a.png",
+        str(tmp_path / "a.png"),
+        tmp_path,
+        image,
+        np.asarray(image),
+        *converted,
+    ):
         pixels = inputs_of(given, COLOUR, "black").images[0]
         assert pixels[:, 0, 0].tolist() == [1, 2, 3]
         assert pixels[:, 1:].unique().tolist() == [0]
@@ -89,18 +101,42 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     ("given", "wanted", "text"),
     [
         (tensor(6, 8), COLOUR, "A tensor of uint8 of shape (6, 8) is not an image: give a path"),
-        (tensor(3, 6, 8, dtype=torch.int64), COLOUR, "A tensor of int64 of shape (3, 6, 8) is not an image"),
-        (tensor(6, 8, 3), COLOUR, "of shape (6, 8, 3) does not fit the network, which takes (3, H, W)"),
+        (
+            tensor(3, 6, 8, dtype=torch.int64),
+            COLOUR,
+            "A tensor of int64 of shape (3, 6, 8) is not an image",
+        ),
+        (
+            tensor(6, 8, 3),
+            COLOUR,
+            "of shape (6, 8, 3) does not fit the network, which takes (3, H, W)",
+        ),
         (
             tensor(3, 6, 8, dtype=torch.float32) - 0.5,
             COLOUR,
             "has values from -0.5 to -0.5: give uint8",
         ),
         (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOUR, "has values from nan to nan"),
-        (tensor(3, 7, 8, dtype=torch.float32), FLOATS, "the network, which takes floats of shape (3, 6, 8) here"),
-        (np.zeros((6, 8), np.float32), COLOUR, "An array of float32 of shape (6, 8) is not an image: give a path"),
-        (np.zeros((2, 6, 8, 3), np.uint8), COLOUR, "An array of uint8 of shape (2, 6, 8, 3) is not an image"),
-        (Image.new("F", (8, 6)), COLOUR, "This image cannot be used (32-bit pixels (mode F)): give another"),
+        (
+            tensor(3, 7, 8, dtype=torch.float32),
+            FLOATS,
+            "the network, which takes floats of shape (3, 6, 8) here",
+        ),
+        (
+            np.zeros((6, 8), np.float32),
+            COLOUR,
+            "An array of float32 of shape (6, 8) is not an image: give a path",
+        ),
+        (
+            np.zeros((2, 6, 8, 3), np.uint8),
+            COLOUR,
+            "An array of uint8 of shape (2, 6, 8, 3) is not an image",
+        ),
+        (
+            Image.new("F", (8, 6)),
+            COLOUR,
+            "This image cannot be used (32-bit pixels (mode F)): give another",
+        ),
         (3, COLOUR, "An object of type int is not an image: give a path"),
     ],
     ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
@@ -111,7 +147,9 @@ def test_an_input_that_is_no_image_is_rejected(given: Any, wanted: ImageFormat, 
 
 
 def test_missing_and_broken_files_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.png does not exist \(from .*\): give a path"):
+    with pytest.raises(
+        FileNotFoundError, match=r"nowhere\.png does not exist \(from .*\): give a path"
+    ):
         inputs_of(tmp_path / "nowhere.png", COLOUR)
     (tmp_path / "text.png").write_text("no image")
     write_image(tmp_path / "image.png")

@@ -17,7 +17,12 @@ def prediction(kind: str, *values: float) -> Prediction:
     [
         ("classes", (0.25, 0.625, 0.125), "class_name", "bee"),
         ("classes", (0.25, 0.625, 0.125), "probability", 0.625),
-        ("classes", (0.25, 0.625, 0.125), "probabilities", {"ape": 0.25, "bee": 0.625, "cat": 0.125}),
+        (
+            "classes",
+            (0.25, 0.625, 0.125),
+            "probabilities",
+            {"ape": 0.25, "bee": 0.625, "cat": 0.125},
+        ),
         ("labels", (0.5, 0.75, 0.125), "labels", ["ape", "bee"]),
         ("labels", (0.5, 0.75, 0.125), "probabilities", {"ape": 0.5, "bee": 0.75, "cat": 0.125}),
         ("numbers", (2.5, -1, 0), "numbers", {"ape": 2.5, "bee": -1.0, "cat": 0.0}),
@@ -29,7 +34,12 @@ def test_prediction(kind: str, values: tuple[float, ...], name: str, expected: o
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("labels", "class_name"), ("labels", "probability"), ("classes", "labels"), ("numbers", "probabilities")],
+    [
+        ("labels", "class_name"),
+        ("labels", "probability"),
+        ("classes", "labels"),
+        ("numbers", "probabilities"),
+    ],
 )
 def test_a_prediction_has_nothing_of_another_kind(kind: str, name: str) -> None:
     of_pixels = Prediction(torch.zeros(3, 2, 2), NAMES, "classes", None)
@@ -41,7 +51,11 @@ def test_a_prediction_has_nothing_of_another_kind(kind: str, name: str) -> None:
 def test_broken_file() -> None:
     values = torch.tensor([[0.25, 0.5, 0.25], [torch.nan] * 3])
     found = Predictions(values, NAMES, "classes", ("a", "b"), errors={"b": "b cannot be read"})
-    assert [one.error for one in found] == [one.error for one in found[:]] == [None, "b cannot be read"]
+    assert (
+        [one.error for one in found]
+        == [one.error for one in found[:]]
+        == [None, "b cannot be read"]
+    )
     assert found[0].class_name == "bee"
     for name in ("class_name", "probability", "probabilities"):
         with pytest.raises(ValueError, match="b cannot be read"):
@@ -49,7 +63,13 @@ def test_broken_file() -> None:
 
 
 def test_class_without_an_answer() -> None:
-    found = Predictions(torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]), NAMES, "classes", ("a", "b"), 0.625)
+    found = Predictions(
+        torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]),
+        NAMES,
+        "classes",
+        ("a", "b"),
+        0.625,
+    )
     assert [one.class_name for one in found] == ["unknown", "bee"]
     assert (found[0].probability, found[:1][0].class_name) == (0.625, "unknown")
 

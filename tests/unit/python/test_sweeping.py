@@ -12,7 +12,10 @@ from lockstep.python.sweeping import submit
 @pytest.mark.parametrize(
     ("typed", "error"),
     [
-        ("cluster=local", r"^'cluster=local' is not a list of settings: write \['optimizer.lr=0.1'\]$"),
+        (
+            "cluster=local",
+            r"^'cluster=local' is not a list of settings: write \['optimizer.lr=0.1'\]$",
+        ),
         (["cluster=local", "seed"], "^'seed' cannot be read"),
     ],
 )

@@ -52,11 +52,16 @@ def facts_of(watched: Watched) -> list[dict[str, Any]]:
     return [watched.facts(run) for run in watched.runs().values()]
 
 
-# -- searching ---------------------------------------------------------------------------------------------------------
+# -- searching -------------------------------------------------------------------------------------
 
 
 def test_every_run_is_found_by_its_name_below_the_root_the_root_included(tmp_path: Path) -> None:
-    for name in ("2026-11-20/a", "2026-11-21/sweep/0", "2026-11-21/sweep/1", "2026-11-21/sweep/1/inner"):
+    for name in (
+        "2026-11-20/a",
+        "2026-11-21/sweep/0",
+        "2026-11-21/sweep/1",
+        "2026-11-21/sweep/1/inner",
+    ):
         run(tmp_path / name)
     (tmp_path / "config.yaml").touch()
     assert {each.name for each in scan(tmp_path).values()} == {
@@ -96,7 +101,7 @@ def test_scan_unreadable_folder() -> None:
             assert [each.name for each in scan(Path(root)).values()] == ["a"]
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking ---------------------------------------------------------------------------------------
 
 
 def test_a_run_is_read_with_its_known_fields_alone(tmp_path: Path) -> None:
@@ -167,20 +172,26 @@ def test_look_without_status(tmp_path: Path) -> None:
     assert look(found(other))["state"] == "not started"
 
 
-# -- watching ----------------------------------------------------------------------------------------------------------
+# -- watching --------------------------------------------------------------------------------------
 
 
 def test_watched_changed_status(tmp_path: Path) -> None:
     """An ended run is read again once its status has changed."""
-    ended, live = run(tmp_path / "ended", **FULL), run(tmp_path / "live", state="training", host="another machine")
+    ended, live = (
+        run(tmp_path / "ended", **FULL),
+        run(tmp_path / "live", state="training", host="another machine"),
+    )
     watched = Watched(tmp_path, scan_every_s=0)
     facts_of(watched)
     ended.write_status(state="training", host="another machine")
     live.write_status(state="finished")
-    assert {facts["run"]: facts["state"] for facts in facts_of(watched)} == {"ended": "training", "live": "finished"}
+    assert {facts["run"]: facts["state"] for facts in facts_of(watched)} == {
+        "ended": "training",
+        "live": "finished",
+    }
 
 
-# -- more of a run -----------------------------------------------------------------------------------------------------
+# -- more of a run ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -208,7 +219,10 @@ def test_watched_changed_status(tmp_path: Path) -> None:
     ],
 )
 def test_differing_overrides(overrides: dict[str, list[str]], expected: dict[str, str]) -> None:
-    assert differing_overrides([{"id": key, "overrides": texts} for key, texts in overrides.items()]) == expected
+    assert (
+        differing_overrides([{"id": key, "overrides": texts} for key, texts in overrides.items()])
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

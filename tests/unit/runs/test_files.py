@@ -84,7 +84,9 @@ ROWS = f"{HEADER}1,20,0.5\n2,40,0.25\n"
 DAMAGES: dict[str, tuple[bytes, int]] = {  # and how many rows can be read
     "a spreadsheet's": (b"\xef\xbb\xbf" + ROWS.replace(",", ";").replace("\n", "\r\n").encode(), 2),
     "another one's": (
-        "".join(f'"{line.replace(",", chr(34) + "," + chr(34))}"\n' for line in ROWS.splitlines()).encode(),
+        "".join(
+            f'"{line.replace(",", chr(34) + "," + chr(34))}"\n' for line in ROWS.splitlines()
+        ).encode(),
         2,
     ),
     "a cell that csv does not take": (ROWS.replace("20", "2" * 131_073).encode(), 1),
@@ -101,7 +103,9 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
     path, (content, num_rows) = tmp_path / "metrics.csv", DAMAGES[what]
     (tmp_path / "metrics.csv.damaged").write_text("an earlier one")
     path.write_bytes(content)
-    assert f"{num_rows} readable rows" in files.keep_rows(path, "epoch", lambda epoch, row: epoch < 3)
+    assert f"{num_rows} readable rows" in files.keep_rows(
+        path, "epoch", lambda epoch, row: epoch < 3
+    )
     assert (tmp_path / "metrics.csv.damaged1").read_bytes() == content
     assert (tmp_path / "metrics.csv.damaged").read_text() == "an earlier one"
     files.append_rows(path, [{"epoch": 3, "step": 60, "val/loss": 0.125}])
@@ -120,7 +124,9 @@ def test_append_after_half_a_row(tmp_path: Path, half: str) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("text", ["=1+1", "x;=1+1", "x\t@a", "x\n+1;y", "x\r-a", 'x;"=1+1"', "';\"=1", "a;-1=2"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "x;=1+1", "x\t@a", "x\n+1;y", "x\r-a", 'x;"=1+1"', "';\"=1", "a;-1=2"]
+)
 def test_no_separator_makes_a_formula_of_a_text(text: str, separator: str) -> None:
     written = files.csv_text([["a", text, 5]])
     for line in re.split(r"[\r\n]", written):

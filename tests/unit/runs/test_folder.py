@@ -48,7 +48,9 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def test_the_name_of_a_new_file_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_new_file_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[tuple[str, int]] = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
@@ -59,7 +61,11 @@ def test_the_name_of_a_new_file_survives_a_power_cut(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(os, name, noted)
     write_atomically(tmp_path / "file", "whole")
-    assert done == [("fsync", (tmp_path / "file").stat().st_ino), ("replace", 0), ("fsync", tmp_path.stat().st_ino)]
+    assert done == [
+        ("fsync", (tmp_path / "file").stat().st_ino),
+        ("replace", 0),
+        ("fsync", tmp_path.stat().st_ino),
+    ]
 
 
 def test_create_path_same_second(tmp_path: Path) -> None:
@@ -77,14 +83,21 @@ def test_latest_is_the_newest_run_wherever_the_folders_are_moved(tmp_path: Path)
         path = create(tmp_path / "outputs", name, NOW).path
         assert (tmp_path / "outputs" / "latest").resolve() == path
     (tmp_path / "outputs").rename(tmp_path / "moved")
-    assert (tmp_path / "moved" / "latest").resolve() == tmp_path / "moved" / "2026-11-20" / "19-05-07_second"
+    assert (
+        tmp_path / "moved" / "latest"
+    ).resolve() == tmp_path / "moved" / "2026-11-20" / "19-05-07_second"
 
 
 def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     create(Path("outputs"), "digits", NOW).config.touch()
     expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
-    for name in (str(expected), "outputs/2026-11-20/19-05-07_digits", "2026-11-20/19-05-07_digits", "latest"):
+    for name in (
+        str(expected),
+        "outputs/2026-11-20/19-05-07_digits",
+        "2026-11-20/19-05-07_digits",
+        "latest",
+    ):
         assert find(name).path == expected
     assert short_path(expected) == "latest"
     create(Path("outputs").resolve(), "newer", NOW)
@@ -126,9 +139,12 @@ def test_remove_leftovers(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "silent"), [(LIVE_STATES, dict.fromkeys(LIVE_STATES, "no signal")), (ENDED_STATES, {})]
+    ("states", "silent"),
+    [(LIVE_STATES, dict.fromkeys(LIVE_STATES, "no signal")), (ENDED_STATES, {})],
 )
-def test_status_without_process(folder: RunFolder, states: Sequence[str], silent: dict[str, str]) -> None:
+def test_status_without_process(
+    folder: RunFolder, states: Sequence[str], silent: dict[str, str]
+) -> None:
     for state in states:
         folder.write_status(host=socket.gethostname(), step=3)
         folder.update_status(state=state)
@@ -151,7 +167,9 @@ def test_status_with_summary(folder: RunFolder, state: str, before: str) -> None
     assert folder.read_status()["state"] == before
 
 
-def test_a_run_that_ends_between_two_reads_is_not_dead(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ends_between_two_reads_is_not_dead(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ended(folder: RunFolder) -> bool:
         folder.write_status(state="finished", host=socket.gethostname())
         return False
@@ -189,7 +207,10 @@ def test_status_of_held_run(folder: RunFolder) -> None:
 
 
 def test_metrics_to_the_last_digit(folder: RunFolder) -> None:
-    rows = [{"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'}, {"epoch": 2, "val/accuracy": 1 / 3}]
+    rows = [
+        {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
+        {"epoch": 2, "val/accuracy": 1 / 3},
+    ]
     files.write_rows(folder.metrics, rows)
     assert folder.read_metrics() == [
         {"epoch": "1", "val/loss": repr(0.1 + 0.2), "note": 'a "quoted", text', "val/accuracy": ""},
@@ -247,7 +268,11 @@ def test_keep_end_rejected(folder: RunFolder, error: type[Exception], expected: 
         folder.update_status(state="failed")
         folder.record_failure("a new one")
         raise error
-    assert [folder.config.read_text(), folder.read_status()["state"], folder.failure_cause()] == expected
+    assert [
+        folder.config.read_text(),
+        folder.read_status()["state"],
+        folder.failure_cause(),
+    ] == expected
 
 
 def test_a_request_to_stop_follows_no_link(folder: RunFolder, tmp_path: Path) -> None:
@@ -270,7 +295,9 @@ def test_first_failure_stays(folder: RunFolder) -> None:
 def test_lock_and_kill_9(folder: RunFolder) -> None:
     """A held run refuses a second process, and kill -9 of the first one frees it."""
     command = [sys.executable, "-c", HOLD, str(folder.path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         assert folder.is_locked()
@@ -294,7 +321,8 @@ def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["plain", "two words", "it's", 'say "no"', "$HOME", "-x", "17", "null", "a=b,c", "back\\"]
+    "name",
+    ["plain", "two words", "it's", 'say "no"', "$HOME", "-x", "17", "null", "a=b,c", "back\\"],
 )
 def test_quoted_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A hint names the same folder to the shell and to Hydra."""
@@ -321,14 +349,20 @@ def test_find_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         find("typo")
 
 
-@pytest.mark.parametrize(("name", "what"), [("outputs/sweep", "a sweep"), ("2026-11-20", "a folder of runs")])
-def test_find_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "what"), [("outputs/sweep", "a sweep"), ("2026-11-20", "a folder of runs")]
+)
+def test_find_folder_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     create(Path("outputs"), "run", NOW).config.touch()
     Path("outputs/sweep/0").mkdir(parents=True)
     for file in ("sweep.json", "0/config.yaml"):
         Path("outputs/sweep", file).touch()
-    with pytest.raises(FileNotFoundError, match=f"{name} is {what}, not a run: lockstep runs outputs/"):
+    with pytest.raises(
+        FileNotFoundError, match=f"{name} is {what}, not a run: lockstep runs outputs/"
+    ):
         find(name)
 
 

@@ -86,14 +86,23 @@ def test_links_that_libraries_make_are_accepted_and_a_link_in_place_of_their_fol
     [(0o755, 0o755, False), (0o777, 0o755, True), (0o1777, 0o755, False), (0o777, 0o777, False)],
 )
 def test_open_new_writable_by_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, cwd_mode: int, is_refused: bool, name: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: int,
+    cwd_mode: int,
+    is_refused: bool,
+    name: str,
 ) -> None:
     """It is refused, unless the project is theirs, too."""
     for folder, its in (("outputs", mode), ("project", cwd_mode)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder).chmod(its)
     monkeypatch.chdir(tmp_path / "project")
-    error = pytest.raises(PermissionError, match="chmod go-w") if is_refused else contextlib.nullcontext()
+    error = (
+        pytest.raises(PermissionError, match="chmod go-w")
+        if is_refused
+        else contextlib.nullcontext()
+    )
     with error:
         gate.open_new(tmp_path / name)
     assert (tmp_path / "outputs" / "run").exists() == (name == "outputs/run" and not is_refused)

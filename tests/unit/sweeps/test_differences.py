@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from lockstep.trials.differences import Difference, Spread, bounded, holm, paired_test, spread, unpaired_test
+from lockstep.trials.differences import (
+    Difference,
+    Spread,
+    bounded,
+    holm,
+    paired_test,
+    spread,
+    unpaired_test,
+)
 
 NUM_DRAWS = 20_000
 TOLERANCE = 0.006  # four standard errors of so many draws
@@ -73,7 +81,9 @@ ACCURACIES = [0.9833, 0.9889, 0.9944, 0.9861, 0.9833]
 def test_an_interval_of_seeds_is_that_of_scipy() -> None:
     found = spread(ACCURACIES, are_folds=False)
     assert found[:3] == pytest.approx((5, np.mean(ACCURACIES), np.std(ACCURACIES, ddof=1)))
-    assert found[3:] == pytest.approx(tuple(stats.ttest_1samp(ACCURACIES, 0).confidence_interval(0.95)))
+    assert found[3:] == pytest.approx(
+        tuple(stats.ttest_1samp(ACCURACIES, 0).confidence_interval(0.95))
+    )
 
 
 @pytest.mark.full
@@ -108,11 +118,15 @@ def test_nothing_is_said_about_the_spread_of_one_value() -> None:
         ("val/balanced_accuracy", [0.98, 0.99], False),
     ],
 )
-def test_an_interval_of_an_accuracy_holds_possible_values_alone(metric: str, values: list[float], is_cut: bool) -> None:
+def test_an_interval_of_an_accuracy_holds_possible_values_alone(
+    metric: str, values: list[float], is_cut: bool
+) -> None:
     found = spread(values, are_folds=False)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert high > 1
-    assert bounded(found, metric, values)[3:] == pytest.approx((max(low, 0), min(high, 1)) if is_cut else (low, high))
+    assert bounded(found, metric, values)[3:] == pytest.approx(
+        (max(low, 0), min(high, 1)) if is_cut else (low, high)
+    )
     difference = Difference(0.5, -1.5, 1.5, (2,), "", 0.5)
     ends = (-1, 1) if is_cut else (-1.5, 1.5)
     assert bounded(difference, metric, values) == difference._replace(low=ends[0], high=ends[1])

@@ -64,7 +64,7 @@ def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
     return Config.model_validate(tree)
 
 
-# -- devices -----------------------------------------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,9 @@ def test_a_trial_needs_the_devices_of_its_configuration(
     assert need(on_gpus(devices, strategy=strategy), GPUS, at_once) == expected
 
 
-@pytest.mark.parametrize(("devices", "words"), [(5, "use at most 4"), ([1, 4], "use smaller numbers")])
+@pytest.mark.parametrize(
+    ("devices", "words"), [(5, "use at most 4"), ([1, 4], "use smaller numbers")]
+)
 def test_more_gpus_than_there_are_are_refused(devices: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         need(on_gpus(devices), GPUS, 4)
@@ -167,14 +169,18 @@ print(called, torch.cuda.is_initialized())
 def test_what_the_server_imports_leaves_cuda_alone_which_would_work_in_no_fork() -> None:
     if torch.version.cuda is None:
         pytest.skip("a build of torch without CUDA")
-    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environ(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], env=environ(), capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("[] False\n", "")
 
 
-# -- the ledger --------------------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------
 
 
-def book(path: Path, *settings: str, name: str | None = None, command: Sequence[str] = ()) -> Ledger:
+def book(
+    path: Path, *settings: str, name: str | None = None, command: Sequence[str] = ()
+) -> Ledger:
     """A ledger with a trial for each of some settings, like "lr=1 seed=0"."""
     path.mkdir(parents=True)
     ledger = Ledger.open(path, name, command)
@@ -188,9 +194,13 @@ def book(path: Path, *settings: str, name: str | None = None, command: Sequence[
 
 def finish(trial: Trial, best: float, *, loss: float | None = None, **more: object) -> None:
     trial.folder.write_summary({"best": best, "training_s": 75.0, **more})
-    trial.folder.write_status(state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere")
+    trial.folder.write_status(
+        state="finished", epoch=3, max_epochs=3, monitor="val/accuracy", host="elsewhere"
+    )
     if loss is not None:
-        files.write_rows(trial.folder.metrics, [{"epoch": 1, "val/accuracy": best, "val/loss": loss}])
+        files.write_rows(
+            trial.folder.metrics, [{"epoch": 1, "val/accuracy": best, "val/loss": loss}]
+        )
 
 
 def finish_all(ledger: Ledger, *values: float) -> None:
@@ -199,7 +209,9 @@ def finish_all(ledger: Ledger, *values: float) -> None:
 
 
 def test_ledger_read_again(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"])
+    ledger = book(
+        tmp_path / "sweep", "lr=1 seed=0", "lr=2 seed=0", name="rates", command=["lr=1,2"]
+    )
     again = Ledger.open(ledger.path, None, ())
     assert (again.name, again.command, again.trials) == (ledger.name, ledger.command, ledger.trials)
     assert again.find(["seed=0", "lr=2"]) is again.trials[1]
@@ -225,7 +237,10 @@ def test_ledger_folder_outside(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     text = (ledger.path / "sweep.json").read_text()
     (ledger.path / "sweep.json").write_text(text.replace('"folder": "0"', '"folder": "../victim"'))
-    with pytest.raises(ConfigError, match="outside of the sweep"), open_ledger(ledger.path, None, []):
+    with (
+        pytest.raises(ConfigError, match="outside of the sweep"),
+        open_ledger(ledger.path, None, []),
+    ):
         pass
 
 
@@ -238,7 +253,8 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "state"), [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")]
+    ("task", "state"),
+    [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")],
 )
 def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_its_test_is_not_tested(
     tmp_path: Path, task: str, state: str
@@ -257,8 +273,18 @@ def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_
     ("states", "best", "test", "reason"),
     [
         (("finished", "queued"), 0.5, "best", "trial 1 is queued"),
-        (("finished", "no signal", "broken"), 0.5, "best", "trial 1 is interrupted, trial 2 is broken"),
-        (("finished", "finished"), None, "best", "no setting has a value of val/accuracy in all of its trials"),
+        (
+            ("finished", "no signal", "broken"),
+            0.5,
+            "best",
+            "trial 1 is interrupted, trial 2 is broken",
+        ),
+        (
+            ("finished", "finished"),
+            None,
+            "best",
+            "no setting has a value of val/accuracy in all of its trials",
+        ),
         (("finished", "queued"), 0.5, "none", ""),
     ],
 )
@@ -278,7 +304,9 @@ def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_wel
         if state == "broken":
             trial.folder.status_file.write_text("{")
         elif state != "queued":
-            trial.folder.write_status(state="training" if state == "no signal" else state, host=socket.gethostname())
+            trial.folder.write_status(
+                state="training" if state == "no signal" else state, host=socket.gethostname()
+            )
     config = config_of(f"sweep.test={test}", "silent=true")
     code = command.run_sweep(command.Sweep(ledger, config, ()), Grid([]), {}, total=1, num_done=1)
     assert (code, reason in capsys.readouterr().err) == (1 if reason else 0, True)
@@ -329,7 +357,7 @@ def _saves(path: Path) -> int:
     return 0
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
 def spread_of(*accuracies: float, are_folds: bool) -> Spread:
@@ -357,7 +385,11 @@ def test_pruned_value_is_no_result(tmp_path: Path) -> None:
 
 def test_best_setting_by_mean(tmp_path: Path) -> None:
     """Not that of the luckiest seed, nor one with a failed seed."""
-    ledger = book(tmp_path / "sweep", *(f"seed={seed} lr={lr}" for lr in (1, 2, 3) for seed in (0, 1)), "seed=0 lr=4")
+    ledger = book(
+        tmp_path / "sweep",
+        *(f"seed={seed} lr={lr}" for lr in (1, 2, 3) for seed in (0, 1)),
+        "seed=0 lr=4",
+    )
     ledger.trials[5].folder.write_status(state="failed", host="elsewhere")
     for number, best in {0: 0.8, 1: 0.99, 2: 0.95, 3: 0.97, 4: 0.98, 6: 0.999}.items():
         finish(ledger.trials[number], best, test_accuracy=best - 0.1)
@@ -366,11 +398,18 @@ def test_best_setting_by_mean(tmp_path: Path) -> None:
     assert best_trials(table(ledger, Objective("val/accuracy", False), {})) == (0, 1)
     group = found.groups[1]
     assert group[5:9] == pytest.approx((0.895, np.std([0.8, 0.99], ddof=1), 0, 1))
-    assert list(group.tests["test/accuracy"].values()) == pytest.approx([2, 0.795, group.deviation, 0, 1])
+    assert list(group.tests["test/accuracy"].values()) == pytest.approx(
+        [2, 0.795, group.deviation, 0, 1]
+    )
 
 
 def test_seed_trained_twice(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1", "lr=2", *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)))
+    ledger = book(
+        tmp_path / "sweep",
+        "lr=1",
+        "lr=2",
+        *(f"lr={lr} seed={seed}" for lr in (1, 2) for seed in (0, 1)),
+    )
     finish_all(ledger, 0.8, 0.7, 0.8, 0.9, 0.7, 0.6)
     for trial in ledger.trials:
         trial.folder.config.write_text("seed: 0")  # the default of the first two
@@ -383,8 +422,18 @@ def test_seed_trained_twice(tmp_path: Path) -> None:
     ("settings", "values", "losses", "expected"),
     [
         ("lr=1|lr=2|lr=3|lr=4", (0.9, 0.9, 0.9, 0.9), (0.3, 0.2, None, 0.2), (1,)),
-        ("lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1", (0.75, 0.75, 0.5, 1.0), (1, 2, 1, 1), (2, 3)),
-        ("lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1", (0.75, 0.75, 0.5, 1.0), (None,) * 4, (0, 1)),
+        (
+            "lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1",
+            (0.75, 0.75, 0.5, 1.0),
+            (1, 2, 1, 1),
+            (2, 3),
+        ),
+        (
+            "lr=1 seed=0|lr=1 seed=1|lr=2 seed=0|lr=2 seed=1",
+            (0.75, 0.75, 0.5, 1.0),
+            (None,) * 4,
+            (0, 1),
+        ),
     ],
     ids=["lower loss", "lower mean of losses", "first in the command"],
 )
@@ -406,7 +455,8 @@ def test_folds_are_repetitions(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", *settings)
     finish_all(ledger, 0.7, 0.9, 0.8, 0.8, 0.99, 0.85)
     ledger.trials[5].folder.write_status(state="training", host="elsewhere")
-    assert best_trials(table(ledger, ACCURACY, {5: "training"})) == (0, 2, 4)  # lr=2 has not all of its folds
+    # lr=2 has not all of its folds
+    assert best_trials(table(ledger, ACCURACY, {5: "training"})) == (0, 2, 4)
     for number, value, test in ((5, 0.85, 0.7), (3, 0.8, 0.8)):
         finish(ledger.trials[number], value, test_accuracy=test)
     best = table(ledger, ACCURACY, {}).best
@@ -420,7 +470,10 @@ def test_folds_are_repetitions(tmp_path: Path) -> None:
 
 
 def test_folds_of_seeds_are_averaged(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)))
+    ledger = book(
+        tmp_path / "sweep",
+        *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)),
+    )
     finish_all(ledger, 0.7, 0.8, 0.9, 0.5, 0.6, 0.7)
     (group,) = table(ledger, ACCURACY, {}).groups
     assert group[3:9] == pytest.approx(("folds", *spread_of(0.8, 0.6, are_folds=True)))
@@ -447,7 +500,10 @@ def test_join_folds(tmp_path: Path) -> None:
 
 def write_images(trial: Trial, train: str, test: str) -> None:
     """The record of the images of a trial, a letter each."""
-    record = {split: {"names": list(names)} for split, names in (("train", train), ("val", ""), ("test", test))}
+    record = {
+        split: {"names": list(names)}
+        for split, names in (("train", train), ("val", ""), ("test", test))
+    }
     trial.folder.images.write_bytes(gzip.compress(json.dumps(record).encode()))
 
 
@@ -503,7 +559,9 @@ def test_a_search_does_not_choose_a_fold() -> None:
 def test_objective_of_best_epoch(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     epochs = ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))
-    files.write_rows(folder.metrics, [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs])
+    files.write_rows(
+        folder.metrics, [{"epoch": n, "val/accuracy": v, "val/loss": w} for n, v, w in epochs]
+    )
     assert (ACCURACY.value_in(folder), Objective("val/loss", False).value_in(folder)) == (0.8, 1)
     folder.write_summary({"best": 0.81, "monitor": "val/accuracy"})
     assert ACCURACY.value_in(folder) == 0.81
@@ -516,7 +574,7 @@ def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
     assert monitored_objective(config_of("callbacks.checkpoint=null")) == ACCURACY
 
 
-# -- jobs of a search, with a scheduler that answers from a dictionary -------------------------------------------------
+# -- jobs of a search, with a scheduler that answers from a dictionary -----------------------------
 
 
 class Cluster:
@@ -537,13 +595,23 @@ class Cluster:
         self.cancelled.append(ids)
 
     def submit(
-        self, folders: Sequence[RunFolder], configs: Sequence[Config], *, old_code: Path | None, **options: Any
+        self,
+        folders: Sequence[RunFolder],
+        configs: Sequence[Config],
+        *,
+        old_code: Path | None,
+        **options: Any,
     ) -> list[Record]:
         ((folder,), job) = folders, str(10 + len(self.states))
         if self.error:
             raise ConfigError(Error("failed", "", "sbatch refused the job", self.error))
         self.copies.append(old_code)
-        known = {"id": job, "engine": "slurm", "task": options["task"], "code": str(old_code or "copy")}
+        known = {
+            "id": job,
+            "engine": "slurm",
+            "task": options["task"],
+            "code": str(old_code or "copy"),
+        }
         record = Record(**job_records.fields(**known))
         folder.write_status(state="not started", reason="submitted", exit_code=None)
         record.save(folder)
@@ -563,16 +631,33 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def pool_of(ledger: Ledger) -> JobPool:
     config = config_of()
-    return JobPool(ledger, {trial.number: config for trial in ledger.trials}, array.live_jobs(ledger))
+    return JobPool(
+        ledger, {trial.number: config for trial in ledger.trials}, array.live_jobs(ledger)
+    )
 
 
 @pytest.mark.parametrize(
     ("job", "run", "code", "state"),
     [
         (Scheduled("completed"), {"state": "finished", "exit_code": 0}, 0, "finished"),
-        (Scheduled("failed", exit_code=75), {"state": "stopped", "exit_code": 75}, EXIT_STOPPED, "stopped"),
-        (Scheduled("failed", exit_code=75), {"state": "pruned", "exit_code": 75}, EXIT_STOPPED, "pruned"),
-        (Scheduled("failed", exit_code=1), {"state": "failed", "exit_code": 1}, EXIT_FAILED, "failed"),
+        (
+            Scheduled("failed", exit_code=75),
+            {"state": "stopped", "exit_code": 75},
+            EXIT_STOPPED,
+            "stopped",
+        ),
+        (
+            Scheduled("failed", exit_code=75),
+            {"state": "pruned", "exit_code": 75},
+            EXIT_STOPPED,
+            "pruned",
+        ),
+        (
+            Scheduled("failed", exit_code=1),
+            {"state": "failed", "exit_code": 1},
+            EXIT_FAILED,
+            "failed",
+        ),
         # without a report of the run: killed, cancelled before its checkpoint or its start
         (Scheduled("failed", exit_code=137), {"state": "training"}, 137, "failed"),
         (Scheduled("out_of_memory"), {"state": "not started"}, EXIT_FAILED, "failed"),
@@ -593,7 +678,9 @@ def test_a_requeued_trial_is_running_and_an_ended_one_has_the_end_of_its_run_or_
     cluster.states["10"] = job
     trial.folder.update_status(host="elsewhere", **run)
     assert (pool.collect_ended(), pool.trials, trial.state) == ([(trial, code)], [], state)
-    assert trial.folder.failure.exists() == (code == 137 or (run["state"] == "not started" and code == EXIT_FAILED))
+    assert trial.folder.failure.exists() == (
+        code == 137 or (run["state"] == "not started" and code == EXIT_FAILED)
+    )
 
 
 def test_live_jobs_of_an_earlier_command_are_adopted_and_others_share_one_copy_of_the_code(
@@ -626,7 +713,8 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
     ledger = book(tmp_path / "sweep", "seed=0", "seed=1", "seed=2", "seed=3")
     pool = pool_of(ledger)
     jobs = ("running", "running", "pending", "pending")
-    runs = ("training", "not started", "not started", "training")  # the last one waits again, after a node failed
+    # the last one waits again, after a node failed
+    runs = ("training", "not started", "not started", "training")
     for trial, job, run in zip(ledger.trials, jobs, runs, strict=True):
         pool.start(trial, "train")
         cluster.states[trial.device.removeprefix("job ")] = Scheduled(job)
@@ -636,7 +724,12 @@ def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_le
     assert cluster.cancelled == [["11", "12", "13"]]
     reasons = [trial.folder.stop_reason() for trial in ledger.trials]
     assert reasons == ["the search was stopped", "", "", ""]
-    assert [trial.folder.read_job()["cancelled"] for trial in ledger.trials] == [False, True, True, True]
+    assert [trial.folder.read_job()["cancelled"] for trial in ledger.trials] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 class Search(Grid):
@@ -657,14 +750,18 @@ class Search(Grid):
 
 
 # a hangup is ignored under nohup
-@pytest.mark.parametrize("number", sorted({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(STOP_SIGNALS)))
+@pytest.mark.parametrize(
+    "number", sorted({signal.SIGINT, signal.SIGTERM, signal.SIGHUP}.intersection(STOP_SIGNALS))
+)
 def test_signal_leaves_jobs(cluster: Cluster, tmp_path: Path, number: int) -> None:
     """A signal ends the command and no job; a pruned trial is found ended by the next command."""
     ledger = book(tmp_path / "sweep", "seed=0", "seed=1")
     pruned, failed = ledger.trials
     pool = pool_of(ledger)
     view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
-    assert Course(ledger, Search(ledger.trials, number), pool, view, 2, "train").run() == EXIT_STOPPED
+    assert (
+        Course(ledger, Search(ledger.trials, number), pool, view, 2, "train").run() == EXIT_STOPPED
+    )
     assert (pruned.folder.stop_reason(), failed.folder.stop_reason()) == (PRUNED, "")
     assert (cluster.cancelled, pool.trials) == ([], ledger.trials)
     pruned.folder.update_status(state="pruned", host="elsewhere", exit_code=EXIT_STOPPED)

@@ -9,7 +9,7 @@ import torch
 from lockstep.launch import worker
 from lockstep.system import hardware
 
-# -- GPUs --------------------------------------------------------------------------------------------------------------
+# -- GPUs ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ from lockstep.system import hardware
 def test_visible_gpus_are_counted_as_cuda_counts_them(
     variable: str | None, num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.listdir", lambda path: ["null", "nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl"])
+    monkeypatch.setattr(
+        "os.listdir", lambda path: ["null", "nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidiactl"]
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -38,8 +40,12 @@ def test_visible_gpus_are_counted_as_cuda_counts_them(
     assert len(list(real)) == num_gpus
 
 
-@pytest.mark.parametrize("files", [["kfd"], ["dxg"], ["nvgpu"], ["nvidia0", "MIG"], ["null", "nvram"]])
-def test_torch_counts_where_device_files_do_not(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "files", [["kfd"], ["dxg"], ["nvgpu"], ["nvidia0", "MIG"], ["null", "nvram"]]
+)
+def test_torch_counts_where_device_files_do_not(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """AMD, WSL, Jetson, and a partitioned GPU."""
     monkeypatch.setattr("os.listdir", lambda path: files)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
@@ -47,7 +53,7 @@ def test_torch_counts_where_device_files_do_not(files: list[str], monkeypatch: p
     assert hardware.num_visible_gpus() == (0 if "nvram" in files else 3)
 
 
-# -- limits of containers ----------------------------------------------------------------------------------------------
+# -- limits of containers --------------------------------------------------------------------------
 
 NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
 
@@ -70,11 +76,22 @@ def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
         ("0::/\n", {"cpu.max": "max 100000\n"}, 64),
         ("0::/\n", {"cpu.max": "12800000 100000\n"}, 64),  # more than the machine has
         ("0::/\n", {}, 64),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # that of a group above
-        ("0::/../host/b\n", {"cpu.max": "200000 100000\n"}, 2),  # outside of the namespace that is seen
-        ("4:cpu,cpuacct:/\n", {"cpu,cpuacct/cpu.cfs_quota_us": "200000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 2),
-        # the path on the host, which a container does not see: its own group is the root of the mount
-        ("4:cpu:/docker/3f\n", {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "10000"}, 5),
+        # that of a group above
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+        # outside of the namespace that is seen
+        ("0::/../host/b\n", {"cpu.max": "200000 100000\n"}, 2),
+        (
+            "4:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "200000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        # the path on the host, which a container does not see: its own group is the root of the
+        # mount
+        (
+            "4:cpu:/docker/3f\n",
+            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "10000"},
+            5,
+        ),
         ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
     ],
 )
@@ -90,7 +107,11 @@ def memory(folder: str, limit: int | str, used: int, cached: int) -> dict[str, s
     """Files of version 2 in GiB; `cached` of what is used are files, half of them read often."""
     stat = f"anon 5\ninactive_file {cached * 2**29}\nactive_file {cached * 2**29}\n"
     limit = limit if isinstance(limit, str) else str(limit * 2**30)
-    return {f"{folder}memory.max": limit, f"{folder}memory.current": str(used * 2**30), f"{folder}memory.stat": stat}
+    return {
+        f"{folder}memory.max": limit,
+        f"{folder}memory.current": str(used * 2**30),
+        f"{folder}memory.stat": stat,
+    }
 
 
 def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
@@ -113,18 +134,27 @@ def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str
     ],
 )
 def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], total: int, available: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    files: dict[str, str],
+    total: int,
+    available: int,
 ) -> None:
     monkeypatch.setattr(hardware, "ROOT", machine(tmp_path, groups, files))
-    monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.__getitem__)
+    monkeypatch.setattr(
+        "os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 64 * 2**18}.__getitem__
+    )
     assert hardware.memory_bytes() == total * 2**30
     assert hardware.available_bytes() == available * 2**30
 
 
-# -- lockstep machine --------------------------------------------------------------------------------------------------
+# -- lockstep machine ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])])
+@pytest.mark.parametrize(
+    ("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])]
+)
 def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_is_set(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
 ) -> None:

@@ -54,10 +54,27 @@ def test_secrets_are_hidden_and_nothing_else(value: Any, shown: Any) -> None:
 LONG = 300_000
 
 
-@pytest.mark.timeout(60)  # a pattern that looks at every pair of characters takes five minutes and more
+# a pattern that looks at every pair of characters takes five minutes and more
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "part",
-    ["://", "a://", "key=", "author=", "@", "-", "?", "?a=", "key='", "token ", "https://u:", "A", "\\", '"', "("],
+    [
+        "://",
+        "a://",
+        "key=",
+        "author=",
+        "@",
+        "-",
+        "?",
+        "?a=",
+        "key='",
+        "token ",
+        "https://u:",
+        "A",
+        "\\",
+        '"',
+        "(",
+    ],
 )
 def test_the_time_of_a_long_text_grows_with_its_length_only(part: str) -> None:
     text = part * (LONG // len(part))

@@ -9,17 +9,28 @@ from lockstep.system import terminal
 from lockstep.system.terminal import new_table, print_table, show_table
 
 HEADER = [
-    ("data", "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory (1 MiB of pixels)"),
+    (
+        "data",
+        "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory (1 MiB of pixels)",
+    ),
     ("workers", "2 x CPU, 1 thread each"),
     ("batch", "64 images a step = 4 micro-batches of 16, up to 8 on each worker"),
-    ("layout", "contiguous (memory order; channels_last is often faster, but wrong on this CPU for layer2)"),
-    ("evaluate", "lockstep eval outputs/2026-11-22/13-19-53_digits_resnet18 --split val --devices 2"),
+    (
+        "layout",
+        "contiguous (memory order; channels_last is often faster, but wrong on this CPU for layer2)",
+    ),
+    (
+        "evaluate",
+        "lockstep eval outputs/2026-11-22/13-19-53_digits_resnet18 --split val --devices 2",
+    ),
 ]
 
 
 def test_a_terminal_without_utf_8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
-    out = terminal.Terminal(file=io.TextIOWrapper(raw, "ascii"), width=80, force_terminal=True, color_system=None)
+    out = terminal.Terminal(
+        file=io.TextIOWrapper(raw, "ascii"), width=80, force_terminal=True, color_system=None
+    )
     monkeypatch.setattr(terminal, "terminal", lambda: out)
     show_table("Lockstep", HEADER)
     out.print(live_line(80, "1/10", 0.5, ["step 1/2"]))

@@ -29,7 +29,14 @@ LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOrigin
             "ValueError: x" + AT,
         ),
         (  # the error of a library that follows from it
-            HEAD + tracebacks.TITLE + OWN + "ValueError: x" + LOST + tracebacks.TITLE + OURS + "TypeError: y\n",
+            HEAD
+            + tracebacks.TITLE
+            + OWN
+            + "ValueError: x"
+            + LOST
+            + tracebacks.TITLE
+            + OURS
+            + "TypeError: y\n",
             SHORT + "ValueError: x",
             "ValueError: x" + AT,
         ),
@@ -45,9 +52,21 @@ LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOrigin
             SHORT + "ValueError: y",
             "ValueError: y" + AT,
         ),
-        (HEAD + tracebacks.TITLE + OURS + LOADER + "ValueError: x\n", SHORT + "ValueError: x", "ValueError: x" + AT),
-        (HEAD + tracebacks.TITLE + OURS + TORCH + STDLIB + "ValueError: x\n", None, "ValueError: x"),
-        ("rank 1 of 2 is silent\nrank 0 waited\n", "rank 1 of 2 is silent\nrank 0 waited\n", "rank 1 of 2 is silent"),
+        (
+            HEAD + tracebacks.TITLE + OURS + LOADER + "ValueError: x\n",
+            SHORT + "ValueError: x",
+            "ValueError: x" + AT,
+        ),
+        (
+            HEAD + tracebacks.TITLE + OURS + TORCH + STDLIB + "ValueError: x\n",
+            None,
+            "ValueError: x",
+        ),
+        (
+            "rank 1 of 2 is silent\nrank 0 waited\n",
+            "rank 1 of 2 is silent\nrank 0 waited\n",
+            "rank 1 of 2 is silent",
+        ),
         ("The loss\nLower it.\n\nSamples: [1]", "The loss\nLower it.", "The loss"),
         ("", "", ""),
     ],

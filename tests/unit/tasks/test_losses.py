@@ -17,7 +17,13 @@ NUM_CLASSES = 5
 
 def batch_of(targets: Tensor, mix: Mix | None = None) -> Batch:
     count = len(targets)
-    return Batch(torch.empty(count, 0), targets, torch.arange(count), Shard(0, 0, 0, count, 0, count, count), mix)
+    return Batch(
+        torch.empty(count, 0),
+        targets,
+        torch.arange(count),
+        Shard(0, 0, 0, count, 0, count, count),
+        mix,
+    )
 
 
 def example(size: int) -> tuple[Tensor, Tensor, Mix]:
@@ -38,7 +44,7 @@ def soft_targets(labels: Tensor, mix: Mix) -> Tensor:
     return weights * own + (1 - weights) * partner
 
 
-# -- one class of several ----------------------------------------------------------------------------------------------
+# -- one class of several --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -51,7 +57,9 @@ def test_mixed_labels(smoothing: float) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
-def weighted_mean(logits: Tensor, labels: Tensor, smoothing: float, class_weights: list[float] | None) -> Tensor:
+def weighted_mean(
+    logits: Tensor, labels: Tensor, smoothing: float, class_weights: list[float] | None
+) -> Tensor:
     """What a sample, or a pixel, counts is the weight of its class, of the smoothed part of its loss too."""
     values = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     weights = torch.tensor(class_weights or [1.0] * NUM_CLASSES, dtype=torch.float64)[labels]
@@ -64,12 +72,16 @@ def test_class_weights(smoothing: float, class_weights: list[float] | None) -> N
     logits, labels, mix = example(40)
     task = classification(smoothing, class_weights)
     oracle = weighted_mean(logits, labels, smoothing, class_weights)
-    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(oracle.item(), rel=1e-12)
+    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(
+        oracle.item(), rel=1e-12
+    )
     own = batch_of(labels, mix._replace(weights=torch.ones(40)))
     assert mean_loss(task, logits, own).item() == pytest.approx(oracle.item(), rel=1e-12)
     weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
     plain = F.cross_entropy(logits, labels, weight)  # torch's own weights, without a smoothed part
-    assert mean_loss(task.eval(), logits, batch_of(labels)).item() == pytest.approx(plain.item(), rel=1e-12)
+    assert mean_loss(task.eval(), logits, batch_of(labels)).item() == pytest.approx(
+        plain.item(), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("class_weights", [None, [0.5, 2.0, 0.0, 1.0, 3.0]])
@@ -79,9 +91,13 @@ def test_pixels(class_weights: list[float] | None) -> None:
     masks = torch.randint(NUM_CLASSES, (6, 4, 3), generator=source)
     task = classification(0.1, class_weights)
     oracle = weighted_mean(logits, masks, 0.1, class_weights)
-    assert mean_loss(task, logits, batch_of(masks)).item() == pytest.approx(oracle.item(), rel=1e-12)
+    assert mean_loss(task, logits, batch_of(masks)).item() == pytest.approx(
+        oracle.item(), rel=1e-12
+    )
     (hits,) = task.scores(logits, batch_of(masks))
-    assert hits.tolist() == pytest.approx((logits.argmax(1) == masks).double().mean((1, 2)).tolist())
+    assert hits.tolist() == pytest.approx(
+        (logits.argmax(1) == masks).double().mean((1, 2)).tolist()
+    )
 
 
 def test_mixed_hits() -> None:
@@ -94,7 +110,7 @@ def test_mixed_hits() -> None:
     assert torch.equal(plain, (logits.argmax(1) == labels).double())
 
 
-# -- custom losses -----------------------------------------------------------------------------------------------
+# -- custom losses ---------------------------------------------------------------------------------
 
 
 def focal(outputs: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
@@ -105,20 +121,36 @@ def focal(outputs: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
 def test_custom_loss() -> None:
     logits, labels, mix = example(40)
     task = Classification(loss=focal, label_smoothing=0.0, class_weights=None)
-    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(focal(logits, labels).mean().item())
+    assert mean_loss(task, logits, batch_of(labels)).item() == pytest.approx(
+        focal(logits, labels).mean().item()
+    )
     mixed = mix.weights * focal(logits, labels) + (1 - mix.weights) * focal(logits, mix.targets)
-    assert mean_loss(task, logits, batch_of(labels, mix)).item() == pytest.approx(mixed.mean().item())
+    assert mean_loss(task, logits, batch_of(labels, mix)).item() == pytest.approx(
+        mixed.mean().item()
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "outputs", "targets", "error"),
     [
-        (SupervisedTask(loss=nn.CrossEntropyLoss()), (40, 5), torch.zeros(40, dtype=torch.long), "for 40 samples"),
-        (Regression(loss=nn.MSELoss(reduction="none")), (4, 3), torch.zeros(4, 2), r"gives \(3,\) numbers"),
+        (
+            SupervisedTask(loss=nn.CrossEntropyLoss()),
+            (40, 5),
+            torch.zeros(40, dtype=torch.long),
+            "for 40 samples",
+        ),
+        (
+            Regression(loss=nn.MSELoss(reduction="none")),
+            (4, 3),
+            torch.zeros(4, 2),
+            r"gives \(3,\) numbers",
+        ),
     ],
     ids=["one number for the batch", "other shape"],
 )
-def test_wrong_shapes_refused(task: Task, outputs: tuple[int, ...], targets: Tensor, error: str) -> None:
+def test_wrong_shapes_refused(
+    task: Task, outputs: tuple[int, ...], targets: Tensor, error: str
+) -> None:
     with pytest.raises(ValueError, match=error):
         checked_losses(task, torch.zeros(outputs), batch_of(targets))
 
@@ -126,8 +158,12 @@ def test_wrong_shapes_refused(task: Task, outputs: tuple[int, ...], targets: Ten
 def test_several_labels() -> None:
     logits, _, _ = example(40)
     targets = (torch.rand(40, NUM_CLASSES) < 0.3).to(torch.uint8)
-    loss = mean_loss(Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none")), logits, batch_of(targets))
-    assert loss.item() == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.double()).item(), rel=1e-12)
+    loss = mean_loss(
+        Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none")), logits, batch_of(targets)
+    )
+    assert loss.item() == pytest.approx(
+        F.binary_cross_entropy_with_logits(logits, targets.double()).item(), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("shape", [(40,), (40, 1)])
@@ -135,10 +171,12 @@ def test_number_shapes(shape: tuple[int, ...]) -> None:
     """Torch would spread (40,) over (40, 1) to (40, 40), with no more than a warning."""
     outputs, targets = torch.randn(40, 1, dtype=torch.float64), torch.randn(shape)
     loss = mean_loss(Regression(loss=nn.MSELoss(reduction="none")), outputs, batch_of(targets))
-    assert loss.item() == pytest.approx(F.mse_loss(outputs[:, 0], targets.double().view(-1)).item(), rel=1e-12)
+    assert loss.item() == pytest.approx(
+        F.mse_loss(outputs[:, 0], targets.double().view(-1)).item(), rel=1e-12
+    )
 
 
-# -- standardized numbers ----------------------------------------------------------------------------------------------
+# -- standardized numbers --------------------------------------------------------------------------
 
 
 class Weighted(Regression):
@@ -157,15 +195,23 @@ def numbers(*shape: int) -> Tensor:
     return 30 + 70 * torch.rand(40, *shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("shape", "dims"), [((), 0), ((3,), 0), ((4, 5), (0, 1, 2)), ((2, 4, 5), (0, 1, 2, 3))])
-def test_regression_standardizes_by_training_targets(shape: tuple[int, ...], dims: int | tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((), 0), ((3,), 0), ((4, 5), (0, 1, 2)), ((2, 4, 5), (0, 1, 2, 3))]
+)
+def test_regression_standardizes_by_training_targets(
+    shape: tuple[int, ...], dims: int | tuple[int, ...]
+) -> None:
     task, targets = regression(), numbers(*shape)
     task.standardize(targets)
     outputs = torch.randn(40, *(shape or (1,)), dtype=torch.float64)
     mean, std = targets.double().mean(dims), targets.double().std(dims, correction=0)
     expected = F.mse_loss(outputs, ((targets.double() - mean) / std).view_as(outputs))
-    assert mean_loss(task, outputs, batch_of(targets)).item() == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(task.predictions(outputs), outputs * std + mean, rtol=1e-5, atol=1e-5)
+    assert mean_loss(task, outputs, batch_of(targets)).item() == pytest.approx(
+        expected.item(), rel=1e-5
+    )
+    torch.testing.assert_close(
+        task.predictions(outputs), outputs * std + mean, rtol=1e-5, atol=1e-5
+    )
     predicted, true = task.metric_inputs(outputs, batch_of(targets))
     torch.testing.assert_close(predicted, task.predictions(outputs).view_as(predicted))
     torch.testing.assert_close(true, targets.double())
@@ -173,7 +219,9 @@ def test_regression_standardizes_by_training_targets(shape: tuple[int, ...], dim
 
 def test_regression_constant_and_huge_targets() -> None:
     task = regression()
-    task.standardize(torch.stack([torch.full((4,), 7.0), torch.tensor([1e30, 3e30, torch.inf, 1e30])], 1))
+    task.standardize(
+        torch.stack([torch.full((4,), 7.0), torch.tensor([1e30, 3e30, torch.inf, 1e30])], 1)
+    )
     assert task.mean.tolist() == pytest.approx([7, 5e30 / 3])
     assert task.std.tolist() == pytest.approx([1, 2**1.5 / 3 * 1e30])
 
@@ -199,5 +247,9 @@ def test_regression_loads_any_checkpoint(is_standardized: bool) -> None:
     saved.standardize(numbers(3))
     task.standardize(numbers(2))
     task.load_state_dict(saved.state_dict() if is_standardized else {})
-    expected = (saved.mean, saved.std) if is_standardized else (torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]))
+    expected = (
+        (saved.mean, saved.std)
+        if is_standardized
+        else (torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]))
+    )
     torch.testing.assert_close((task.mean, task.std), expected, rtol=0, atol=0)

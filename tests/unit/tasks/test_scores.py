@@ -43,7 +43,11 @@ def made_up(kind: str) -> tuple[Task, Tensor, Tensor]:
     source = torch.Generator().manual_seed(3)
     outputs = torch.randn(NUM_SAMPLES, NUM_CLASSES, dtype=torch.float64, generator=source)
     if kind == "classes":
-        return classification(), outputs, torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=source)
+        return (
+            classification(),
+            outputs,
+            torch.randint(NUM_CLASSES, (NUM_SAMPLES,), generator=source),
+        )
     if kind == "labels":
         targets = (torch.rand(NUM_SAMPLES, NUM_CLASSES, generator=source) < 0.4).float()
         return Multilabel(loss=torch.nn.BCEWithLogitsLoss(reduction="none")), outputs, targets
@@ -58,7 +62,9 @@ METRICS: dict[str, dict[str, Callable[[], Metric]]] = {
         "top2": lambda: MulticlassAccuracy(NUM_CLASSES, average="micro", top_k=2),
         "auroc": lambda: MulticlassAUROC(NUM_CLASSES),
         "calibration": lambda: MulticlassCalibrationError(NUM_CLASSES),
-        "of_class": lambda: ClasswiseWrapper(MulticlassAccuracy(NUM_CLASSES, average="none"), prefix=""),
+        "of_class": lambda: ClasswiseWrapper(
+            MulticlassAccuracy(NUM_CLASSES, average="none"), prefix=""
+        ),
     },
     "labels": {
         "f1": lambda: MultilabelF1Score(NUM_CLASSES),
@@ -86,7 +92,9 @@ def expected(kind: str) -> dict[str, float]:
         return {
             "loss": F.binary_cross_entropy_with_logits(outputs, targets.double()).item(),
             "f1": float(sklearn_metrics.f1_score(labels, probabilities > 0.5, average="macro")),
-            "average_precision": float(sklearn_metrics.average_precision_score(labels, probabilities)),
+            "average_precision": float(
+                sklearn_metrics.average_precision_score(labels, probabilities)
+            ),
         }
     predicted, wanted = outputs[:, 0].numpy(), targets.numpy()
     return {
@@ -137,7 +145,9 @@ def test_lost_sample_refused(num_seen: int) -> None:
     scores.start(CPU)
     labels = torch.zeros(num_seen, dtype=torch.long)
     update(scores, classification(), torch.zeros(num_seen, 4), labels, torch.arange(num_seen))
-    with pytest.raises(RuntimeError, match=f"test split has 4 samples, but {num_seen} were evaluated"):
+    with pytest.raises(
+        RuntimeError, match=f"test split has 4 samples, but {num_seen} were evaluated"
+    ):
         scores.compute("test", 4)
 
 
@@ -157,7 +167,10 @@ class AveragesBatches(Metric):
 
 
 def test_average_over_ranks_refused() -> None:
-    with pytest.raises(ValueError, match=r"task\.metrics\.odd: AveragesBatches averages its state 'total' over the w"):
+    with pytest.raises(
+        ValueError,
+        match=r"task\.metrics\.odd: AveragesBatches averages its state 'total' over the w",
+    ):
         Scores({"odd": AveragesBatches("mean")})
     Scores({"even": AveragesBatches("sum")})
 
@@ -165,7 +178,10 @@ def test_average_over_ranks_refused() -> None:
 @pytest.mark.parametrize(
     ("metric", "error"),
     [
-        (MulticlassAccuracy(4, average="none"), r"task\.metrics\.mine \(MulticlassAccuracy\) returns no single number"),
+        (
+            MulticlassAccuracy(4, average="none"),
+            r"task\.metrics\.mine \(MulticlassAccuracy\) returns no single number",
+        ),
         (PearsonCorrCoef(), r"task\.metrics\.mine \(PearsonCorrCoef\) cannot be updated"),
     ],
     ids=["many numbers", "cannot be updated"],
@@ -175,7 +191,9 @@ def test_unusable_metrics_refused(metric: Metric, error: str) -> None:
     scores.start(CPU)
 
     def measure() -> None:
-        update(scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3))
+        update(
+            scores, classification(), torch.zeros(3, 4), torch.tensor([0, 1, 2]), torch.arange(3)
+        )
         scores.compute("val", 3)
 
     with pytest.raises(MetricError, match=error):
@@ -185,7 +203,10 @@ def test_unusable_metrics_refused(metric: Metric, error: str) -> None:
 @pytest.mark.parametrize("bad", [0.0, math.nan])
 def test_losses_summed_in_float64(bad: float) -> None:
     source = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(3000, 4, generator=source), torch.randint(4, (3000,), generator=source)
+    logits, labels = (
+        torch.randn(3000, 4, generator=source),
+        torch.randint(4, (3000,), generator=source),
+    )
     logits[5] += bad
     scores = Scores({}).to(torch.bfloat16)
     scores.start(CPU)

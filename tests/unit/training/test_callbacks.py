@@ -56,7 +56,9 @@ class Ranked(CSVLogger):
         (f"{__name__}.Ranked", set()),
     ],
 )
-def test_logger_arguments(target: str, names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logger_arguments(
+    target: str, names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here: Any = SimpleNamespace(folder=RunFolder(tmp_path), rank=1)
     monkeypatch.setattr(observers.build, "build", lambda section, **given: given)
     given: Any = observers._logger(here, "x", Open.model_validate({"_target_": target}), 7)
@@ -71,7 +73,9 @@ def test_mlflow_service_fails(
     (tmp_path / "run").mkdir()
     overrides = [*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={tmp_path / 'mlruns'}"]
     config = validation.check_config(compose.compose_config(overrides))
-    here: Any = SimpleNamespace(folder=RunFolder(tmp_path / "run"), rank=0, config=config, held=contextlib.ExitStack())
+    here: Any = SimpleNamespace(
+        folder=RunFolder(tmp_path / "run"), rank=0, config=config, held=contextlib.ExitStack()
+    )
     section: Any = config.logger["mlflow"]
     logger: Any = observers._logger(here, "mlflow", section, 0)
     monkeypatch.setattr(type(logger), "run_id", "gone")

@@ -29,7 +29,9 @@ class Learned(Classification):
 
 
 def formatted(classes: str, num_channels: int) -> ImageFormat:
-    return ImageFormat(tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels)
+    return ImageFormat(
+        tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels
+    )
 
 
 def made(images: ImageFormat, hidden: int = 4, seed: int = 1) -> Classifier:
@@ -43,7 +45,9 @@ def saved(path: Path, module: L.LightningModule, **more: Any) -> Any:
     state = {name: value + 1 for name, value in module.state_dict().items()}
     torch.save({"state_dict": state, **more}, path / "initial.ckpt")
     config = SimpleNamespace(init_from="the-other", silent=False)
-    return SimpleNamespace(config=config, rank=0, folder=SimpleNamespace(initial_weights=path / "initial.ckpt"))
+    return SimpleNamespace(
+        config=config, rank=0, folder=SimpleNamespace(initial_weights=path / "initial.ckpt")
+    )
 
 
 def source(path: Path) -> tuple[Any, Any]:
@@ -56,7 +60,11 @@ def taken(session: Any, module: L.LightningModule, images: ImageFormat) -> dict[
     """Load the weights; return those tensors that have changed."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     initial_weights.load(session, module, images)
-    return {name: value for name, value in module.state_dict().items() if not torch.equal(value, before[name])}
+    return {
+        name: value
+        for name, value in module.state_dict().items()
+        if not torch.equal(value, before[name])
+    }
 
 
 def test_same_classes(tmp_path: Path) -> None:
@@ -75,7 +83,9 @@ def test_same_classes(tmp_path: Path) -> None:
         pytest.param("abcdefg", 4, [0.1, 0.2, 0.6, 0.1], id="more classes and channels"),
     ],
 )
-def test_other_classes_and_channels(tmp_path: Path, classes: str, num_channels: int, mean: list[float]) -> None:
+def test_other_classes_and_channels(
+    tmp_path: Path, classes: str, num_channels: int, mean: list[float]
+) -> None:
     """The head of other classes is new, the convolution of other channels is adapted."""
     session, state = source(tmp_path)
     images = formatted(classes, num_channels)
@@ -83,7 +93,9 @@ def test_other_classes_and_channels(tmp_path: Path, classes: str, num_channels: 
     found = taken(session, module, images)
     own = {"net.fc.weight", "net.fc.bias", "task.factor"} if classes != "abcd" else set[str]()
     assert state.keys() - found.keys() == own
-    torch.testing.assert_close(found["net.conv.weight"], adapt_channels(state["net.conv.weight"], num_channels))
+    torch.testing.assert_close(
+        found["net.conv.weight"], adapt_channels(state["net.conv.weight"], num_channels)
+    )
     fixed = found.keys() - {"net.conv.weight", "mean", "std"}
     assert all(torch.equal(found[name], state[name]) for name in fixed)
     assert module.image_format.mean == pytest.approx([value + 1 / 255 for value in mean])
@@ -95,5 +107,7 @@ def test_file_of_other_program_refused(tmp_path: Path) -> None:
     of_timm = {"state_dict": {"conv1.weight": torch.zeros(1)}, "epoch": 1}
     for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}, of_timm):
         torch.save(content, session.folder.initial_weights)
-        with pytest.raises(ConfigError, match=r"is not a checkpoint of a run: .*model\.pretrained=FILE"):
+        with pytest.raises(
+            ConfigError, match=r"is not a checkpoint of a run: .*model\.pretrained=FILE"
+        ):
             initial_weights.load(session, made(RGB), RGB)

@@ -22,13 +22,18 @@ def double(values: list[Any]) -> Tensor:
 
 def write_training(folder: Path, metrics: dict[str, float], variances: list[float]) -> Path:
     folder.mkdir()
-    state = {"weights": {"net.fc.weight": double([1.0])}, "statistics": {"net.bn.running_var": double(variances)}}
+    state = {
+        "weights": {"net.fc.weight": double([1.0])},
+        "statistics": {"net.bn.running_var": double(variances)},
+    }
     torch.save(state | {"metrics": metrics}, folder / STATE_FILE)
     torch.save([], folder / trace_file(0, 0))
     return folder
 
 
-def compare_with(path: Path, metrics: dict[str, float], one: list[float], other: list[float]) -> Compared:
+def compare_with(
+    path: Path, metrics: dict[str, float], one: list[float], other: list[float]
+) -> Compared:
     alone = write_training(path / "alone", METRICS, one)
     return compare(alone, write_training(path / "other", metrics, other), [1], is_by_bits=False)
 
@@ -58,10 +63,15 @@ def entry(outputs: list[list[float]], gradient: list[float]) -> dict[str, Any]:
 
 
 def test_nan_output_named() -> None:
-    one, other = entry([[NAN, NAN], [1.0, 1.0]], [NAN, NAN]), entry([[NAN, NAN], [NAN, NAN]], [NAN, NAN])
+    one, other = (
+        entry([[NAN, NAN], [1.0, 1.0]], [NAN, NAN]),
+        entry([[NAN, NAN], [NAN, NAN]], [NAN, NAN]),
+    )
     assert first_difference([one], [one], 1e-10) is None
     first = first_difference([one], [other], 1e-10)
     assert first is not None
     assert math.isnan(first.size)
-    text = explain(Compared(Apart(NAN, "net.fc.weight"), Apart(0.0, ""), Apart(0.0, ""), first, 0.0))
+    text = explain(
+        Compared(Apart(NAN, "net.fc.weight"), Apart(0.0, ""), Apart(0.0, ""), first, 0.0)
+    )
     assert "layer net.1 (Rank), sample 849, in step 1, by NaN: " in text

@@ -9,13 +9,22 @@ from lockstep.config.schema.configuration import Config
 def errors(config: Config) -> Iterator[Error]:
     if (nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
         yield Error(
-            "conflict", f"trainer.num_nodes={nodes}", "is for the job of a benchmark", "add cluster=slurm, or remove it"
+            "conflict",
+            f"trainer.num_nodes={nodes}",
+            "is for the job of a benchmark",
+            "add cluster=slurm, or remove it",
         )
     if config.init_from is not None:
         yield Error(
-            "conflict", f"init_from={config.init_from}", "is not for a benchmark, which starts new runs", "remove it"
+            "conflict",
+            f"init_from={config.init_from}",
+            "is not for a benchmark, which starts new runs",
+            "remove it",
         )
     if config.has_own_module:
         yield Error(
-            "conflict", f"module._target_={config.module.target}", "replaces what a benchmark measures", "remove it"
+            "conflict",
+            f"module._target_={config.module.target}",
+            "replaces what a benchmark measures",
+            "remove it",
         )

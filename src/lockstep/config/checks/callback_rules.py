@@ -7,7 +7,8 @@ from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open
 
-# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and what to use instead
+# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and
+# what to use instead
 _FREEZING = "freeze by parameters.NAME.frozen_epochs"
 _PROGRESS = "remove it, Lockstep shows the progress"
 INSTEAD = {
@@ -24,8 +25,16 @@ INSTEAD = {
     "StochasticWeightAveraging": "use callbacks=ema",
     "TQDMProgressBar": _PROGRESS,
 }
-# callbacks with a state, and the settings by which Lightning distinguishes two of them, with its defaults
-STATEFUL = ("AveragedWeights", "EMAWeightAveraging", "EarlyStopping", "ModelCheckpoint", "Timer", "WeightAveraging")
+# callbacks with a state, and the settings by which Lightning distinguishes two of them, with its
+# defaults
+STATEFUL = (
+    "AveragedWeights",
+    "EMAWeightAveraging",
+    "EarlyStopping",
+    "ModelCheckpoint",
+    "Timer",
+    "WeightAveraging",
+)
 STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 
@@ -35,38 +44,65 @@ def errors(config: Config) -> Iterator[Error]:
     for name, callback in config.callbacks.items():
         if callback is None:
             continue
-        key, arguments, kind = f"callbacks.{name}", callback.arguments(), callback.target.rpartition(".")[2]
+        key, arguments, kind = (
+            f"callbacks.{name}",
+            callback.arguments(),
+            callback.target.rpartition(".")[2],
+        )
         if callback.target.startswith("lightning.") and kind in INSTEAD:
             yield unfit_callback(key, callback.target, kind)
             continue
         if kind in STATEFUL:
-            state = (kind, *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()))
+            state = (
+                kind,
+                *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()),
+            )
             if (other := states.setdefault(state, key)) != key:
                 problem = f"is a second {kind} that Lightning cannot distinguish from {other}"
                 yield Error("conflict", key, problem, f"change {other} instead")
                 continue
         yield from _monitor_rules(config, key, callback)
-        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(config.logger.values()):
-            yield Error("conflict", key, "needs a logger", f"set {key}=null, or choose logger=tensorboard")
+        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(
+            config.logger.values()
+        ):
+            yield Error(
+                "conflict", key, "needs a logger", f"set {key}=null, or choose logger=tensorboard"
+            )
         if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 skips it in manual optimization, which the step here is
-            yield Error("unsupported", f"{key}.train_time_interval", "has no effect", f"use {key}.every_n_train_steps")
+            yield Error(
+                "unsupported",
+                f"{key}.train_time_interval",
+                "has no effect",
+                f"use {key}.every_n_train_steps",
+            )
 
 
 def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     known, trainer = metric_names.names(config), config.trainer
     if monitor is not None and monitor not in known and not _may_log(config):
-        yield Error("unknown", f"{key}.monitor={monitor}", "is not measured", f"choose from {', '.join(known)}")
+        yield Error(
+            "unknown",
+            f"{key}.monitor={monitor}",
+            "is not measured",
+            f"choose from {', '.join(known)}",
+        )
         return
     better = metric_names.direction(monitor, metric_names.targets(config))
     if mode == metric_names.AUTO and better is None:
         yield Error(
-            "missing", f"{key}.mode=auto", f": the direction of {monitor} is not known", f"set {key}.mode=min or max"
+            "missing",
+            f"{key}.mode=auto",
+            f": the direction of {monitor} is not known",
+            f"set {key}.mode=min or max",
         )
     elif better and mode not in (None, better):
         yield Error(
-            "conflict", f"{key}.mode={mode}", f"selects the worst {monitor} as the best", f"set {key}.mode={better}"
+            "conflict",
+            f"{key}.mode={mode}",
+            f"selects the worst {monitor} as the best",
+            f"set {key}.mode={better}",
         )
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     if str(monitor).startswith("val/") and every > epochs:
@@ -77,7 +113,10 @@ def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
 def unfit_callback(key: str, target: str, kind: str) -> Error:
     """Describe a callback that is a `kind` of `INSTEAD`."""
     return Error(
-        "unsupported", f"{key}._target_={target}", f": {kind} does not work in Lockstep's training", INSTEAD[kind]
+        "unsupported",
+        f"{key}._target_={target}",
+        f": {kind} does not work in Lockstep's training",
+        INSTEAD[kind],
     )
 
 

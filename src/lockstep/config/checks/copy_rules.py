@@ -11,7 +11,12 @@ def errors(data: Data) -> Iterator[Error]:
     """Yield the errors of settings of a copy, and of a URL."""
     root = data.root
     if data.copy_to is not None and data.target not in OF_FILES:
-        yield Error("conflict", f"data.copy_to={data.copy_to}", "is for data=image_folder and data=list", "remove it")
+        yield Error(
+            "conflict",
+            f"data.copy_to={data.copy_to}",
+            "is for data=image_folder and data=list",
+            "remove it",
+        )
     if root is not None and data.is_remote and is_ours(data.target):
         yield from (Error("value", "", text) for text in copying.url_errors(root))
         if data.target not in OF_FILES:

@@ -21,7 +21,9 @@ def check(section: Data) -> None:
         raise ConfigError(*errors_of(error)) from error
     except OSError as error:
         raise ConfigError(
-            Error("access", f"data.root={section.root}", f"cannot be read ({error})", "check access")
+            Error(
+                "access", f"data.root={section.root}", f"cannot be read ({error})", "check access"
+            )
         ) from error
 
 
@@ -29,9 +31,18 @@ def check_weights(config: Config) -> None:
     """Raise ConfigError if the file with the initial weights of a new run does not exist."""
     section = config.model
     pretrained = section.arguments().get("pretrained")
-    if is_ours(section.target) and isinstance(pretrained, str) and not Path(expand_path(pretrained)).is_file():
+    if (
+        is_ours(section.target)
+        and isinstance(pretrained, str)
+        and not Path(expand_path(pretrained)).is_file()
+    ):
         raise ConfigError(
-            Error("missing", f"model.pretrained={pretrained}", "is not a file", "correct it, or use true or false")
+            Error(
+                "missing",
+                f"model.pretrained={pretrained}",
+                "is not a file",
+                "correct it, or use true or false",
+            )
         )
 
 
@@ -42,7 +53,9 @@ def _check_list(section: Data, root: str | None) -> None:
     setting = f"data.file={file}"
     path = require_path(file, setting)
     if not path.is_file() or path.suffix != ".csv":
-        raise ValueError(f"{setting} is not a .csv file: save the list as CSV, with to_csv of pandas for one.")
+        raise ValueError(
+            f"{setting} is not a .csv file: save the list as CSV, with to_csv of pandas for one."
+        )
     if root is not None:
         require_folder(root)
 

@@ -10,22 +10,40 @@ def errors(config: Config) -> Iterator[Error]:
     trainer, arguments, schedule = config.trainer, config.model.arguments(), config.scheduler.target
     head_only, is_newton = arguments.get("head_only"), config.optimizer.is_newton
     drops = {f"model.{name}": arguments.get(name) for name in ("dropout", "drop_path")}
-    images = {f"augment.{name}": value for name, value in config.augment.used.items()} | {"compile": config.compile}
+    images = {f"augment.{name}": value for name, value in config.augment.used.items()} | {
+        "compile": config.compile
+    }
     steps = {
         "module": config.has_own_module,
         "parameters": ",".join(config.parameters or ()),
-        "callbacks": ",".join(key for key, each in config.callbacks.items() if each and "Averag" in each.target),
-        "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches > 1 and trainer.accumulate_grad_batches,
+        "callbacks": ",".join(
+            key for key, each in config.callbacks.items() if each and "Averag" in each.target
+        ),
+        "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches > 1
+        and trainer.accumulate_grad_batches,
         "trainer.gradient_clip_norm": trainer.gradient_clip_norm,
         "trainer.graph": trainer.graph is True,
         "trainer.virtual_shards": trainer.virtual_shards,
     }
-    each_epoch, no_newton = "remove it, or use model.head_only=each_epoch", "does not work with optimizer=newton"
+    each_epoch, no_newton = (
+        "remove it, or use model.head_only=each_epoch",
+        "does not work with optimizer=newton",
+    )
     other = {"scheduler._target_": schedule != "lockstep.models.constant" and schedule}
     whole = {"optimizer": head_only is not True and "newton"}
     for is_used, settings, problem, hint in (
-        (head_only, drops, "has no effect below the last layer with model.head_only", "remove one of them"),
-        (head_only is True, images, "needs images, and model.head_only=true serves features", each_epoch),
+        (
+            head_only,
+            drops,
+            "has no effect below the last layer with model.head_only",
+            "remove one of them",
+        ),
+        (
+            head_only is True,
+            images,
+            "needs images, and model.head_only=true serves features",
+            each_epoch,
+        ),
         (is_newton, whole, "solves the last layer of a frozen network", "set model.head_only=true"),
         (is_newton, other, no_newton, "use scheduler=constant"),
         (is_newton, steps, no_newton, "remove it"),

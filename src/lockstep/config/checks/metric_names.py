@@ -27,7 +27,12 @@ def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
     callbacks = tree.get("callbacks")
     if not isinstance(callbacks, dict):
         return tree
-    return {**tree, "callbacks": {name: _resolve_callback(callback, tree) for name, callback in callbacks.items()}}
+    return {
+        **tree,
+        "callbacks": {
+            name: _resolve_callback(callback, tree) for name, callback in callbacks.items()
+        },
+    }
 
 
 def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
@@ -52,7 +57,9 @@ def targets(config: Config) -> dict[str, str]:
     """Return the target of every metric by its name; none for a custom module, whose metrics are not known."""
     if config.has_own_module:
         return {}
-    return {name: section.target for name, section in config.task.metrics.items() if section is not None}
+    return {
+        name: section.target for name, section in config.task.metrics.items() if section is not None
+    }
 
 
 def _first(metrics: Mapping[str, str]) -> str:

@@ -16,13 +16,17 @@ from lockstep.system.trees import at
 from lockstep.system.wording import question
 
 
-def schema_errors(tree: dict[str, Any], found: ValidationError, groups: Groups) -> Iterator[tuple[str, Error]]:
+def schema_errors(
+    tree: dict[str, Any], found: ValidationError, groups: Groups
+) -> Iterator[tuple[str, Error]]:
     """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
     # "too large" for one member of a union comes before "of another type" for the others
     for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
         # without the members of a union of types
-        path = path[: _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1]
+        path = path[
+            : _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1
+        ]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)
@@ -50,8 +54,14 @@ def _is_too_large(item: Mapping[str, Any]) -> bool:
 def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
     section_type = section(tree, path)
     if section_type is not None or path[-1] in NAMED:
-        content = "with _target_" if section_type is not None and issubclass(section_type, Target) else "of settings"
-        return f"a section {content}" + (" or null" if path[0] in NAMED and section_type is not None else "")
+        content = (
+            "with _target_"
+            if section_type is not None and issubclass(section_type, Target)
+            else "of settings"
+        )
+        return f"a section {content}" + (
+            " or null" if path[0] in NAMED and section_type is not None else ""
+        )
     parent = section(tree, path[:-1])
     assert parent is not None
     return kind_of(fields(parent)[path[-1]])
@@ -60,9 +70,13 @@ def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
 def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
     key = ".".join(path)
     if key in groups:
-        return Error("missing", key, "is missing", f"choose {key}=... from {', '.join(groups[key])}")
+        return Error(
+            "missing", key, "is missing", f"choose {key}=... from {', '.join(groups[key])}"
+        )
     if path[-1] == "_target_" and path[0] in NAMED:
         line = hint(path[1])
         meant = [] if line else meant_key(tree, path[:2], groups)
-        return Error("missing", f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one"))
+        return Error(
+            "missing", f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one")
+        )
     return Error("missing", key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")

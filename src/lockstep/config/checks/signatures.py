@@ -1,6 +1,7 @@
 """Second round of the check: imports the targets of a configuration and checks their parameters.
 
-It runs in a process that has imported torch (`call` of system/processes.py). The first round is validation.py.
+It runs in a process that has imported torch (`call` of system/processes.py). The first round is
+validation.py.
 """
 
 import importlib
@@ -24,7 +25,8 @@ from lockstep.system.wording import near_names, question
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
 TOTAL_STEPS = "total_steps"  # to schedules with this parameter
-OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)  # to custom modules with these parameters
+# to custom modules with these parameters
+OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)
 OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
 Errors = Iterator[tuple[str, Error]]  # (key, error)
 
@@ -63,10 +65,16 @@ def load(target: str) -> Any:
     found: Any = importlib.import_module(package)
     for name in names:
         path = f"{package}.{name}"
-        if not hasattr(found, name) and hasattr(found, "__path__") and importlib.util.find_spec(path) is not None:
+        if (
+            not hasattr(found, name)
+            and hasattr(found, "__path__")
+            and importlib.util.find_spec(path) is not None
+        ):
             importlib.import_module(path)
         if not hasattr(found, name):
-            raise Missing(f"{package!r} has no {name!r}", name, [*dir(found), *getattr(found, "__all__", ())])
+            raise Missing(
+                f"{package!r} has no {name!r}", name, [*dir(found), *getattr(found, "__all__", ())]
+            )
         found, package = getattr(found, name), path
     return found
 
@@ -81,7 +89,9 @@ def find(target: str) -> Signature | None:
     except ValueError:
         return None
     try:
-        types = get_type_hints(called.__init__ if inspect.isclass(called) else called, include_extras=True)
+        types = get_type_hints(
+            called.__init__ if inspect.isclass(called) else called, include_extras=True
+        )
     except (AttributeError, NameError, TypeError):  # names that exist only for type checkers
         types = {}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -111,7 +121,9 @@ def fits(annotation: Any, value: Any) -> bool:
     if any(targets(value)):
         return True
     try:
-        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+        adapter = TypeAdapter(
+            annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True)
+        )
         adapter.validate_json(json.dumps(value))
     except ValidationError:
         return False
@@ -152,7 +164,10 @@ def _parameter_errors(
     names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
     for k in (k for k in value if not k.startswith("_") and k not in ours):
         if k in supplied:
-            yield f"{key}.{k}", Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it")
+            yield (
+                f"{key}.{k}",
+                Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it"),
+            )
         elif k not in signature.names and not signature.takes_any:
             from lockstep.config.schema.legal_keys import unknown_key
 
@@ -169,14 +184,22 @@ def _parameter_errors(
     given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
         for k in (k for k in signature.required if k not in given):
-            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=...")
+            yield (
+                f"{key}.{k}",
+                Error(
+                    "missing", f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=..."
+                ),
+            )
     refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
     if refused:
         problem = f"does not take {' and '.join(refused)} from the training"
         yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
     if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
         problem = f"is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
-        yield f"{key}._interval_", Error("conflict", f"{key}._interval_=epoch", problem, "remove it")
+        yield (
+            f"{key}._interval_",
+            Error("conflict", f"{key}._interval_=epoch", problem, "remove it"),
+        )
 
 
 def _find_signature(key: str, target: str) -> Errors:
@@ -190,7 +213,10 @@ def _find_signature(key: str, target: str) -> Errors:
         ]
         hint = "correct the name, or install the package"
         if target.startswith("__main__."):  # another module in each worker
-            meant, hint = [], f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
+            meant, hint = (
+                [],
+                f"put it into a file next to the notebook, net.py, and write net{target[8:]}",
+            )
         yield key, Error("unknown", f"{key}={target}", f": {error}", question(meant, hint))
     except Exception as error:  # any error of a module during its import
         from lockstep.system.tracebacks import located
@@ -209,7 +235,8 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
     if path[0] == "data":
         return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
-        mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()  # as the best weights are chosen
+        # as the best weights are chosen
+        mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
 
@@ -224,16 +251,27 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         if target.startswith("torch.optim."):
             called([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
-        yield "optimizer._target_", Error("failed", f"optimizer._target_={target}", f": {one_line(error)}")
+        yield (
+            "optimizer._target_",
+            Error("failed", f"optimizer._target_={target}", f": {one_line(error)}"),
+        )
     try:
         step = inspect.signature(called.step).parameters.values()
     except (AttributeError, ValueError):  # a function that returns an optimizer
         return
-    if any(p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in step):
+    if any(
+        p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in step
+    ):
         key = "optimizer._target_"
         yield (
             key,
-            Error("unsupported", f"{key}={target}", "computes the loss several times a step", "choose another one"),
+            Error(
+                "unsupported",
+                f"{key}={target}",
+                "computes the loss several times a step",
+                "choose another one",
+            ),
         )
 
 
@@ -242,8 +280,15 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
     if library is not None:
         names: Sequence[str] = importlib.import_module(library).list_models()
         if name.partition(".")[0] not in names:
-            fix = question(near_names(name, names, 3), f"see its documentation for all {len(names)} names")
+            fix = question(
+                near_names(name, names, 3), f"see its documentation for all {len(names)} names"
+            )
             yield (
                 "model.name",
-                Error("unknown", f"model.name={name}", f"is not a network of {library.partition('.')[0]}", fix),
+                Error(
+                    "unknown",
+                    f"model.name={name}",
+                    f"is not a network of {library.partition('.')[0]}",
+                    fix,
+                ),
             )

@@ -24,7 +24,16 @@ KEYS = {
 }  # fmt: skip
 # settings of `cluster` without a default value: those that only SLURM reads, and those of any job
 OF_SLURM = (
-    *("partition", "account", "qos", "time_min", "memory_gib", "cpus_per_worker", "gpus_per_node", "constraint"),
+    *(
+        "partition",
+        "account",
+        "qos",
+        "time_min",
+        "memory_gib",
+        "cpus_per_worker",
+        "gpus_per_node",
+        "constraint",
+    ),
     "sbatch",
 )
 OF_JOBS = ("setup", "container")
@@ -46,7 +55,12 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
         return max(1, len(devices)), [Error("value", typed, problem, f"give {len(devices)}")]
     if name == "cpu" and gpus:
         return 1, [
-            Error("conflict", f"cluster.gpus_per_node={gpus}", ", but strategy=cpu uses no GPUs", "remove one of them")
+            Error(
+                "conflict",
+                f"cluster.gpus_per_node={gpus}",
+                ", but strategy=cpu uses no GPUs",
+                "remove one of them",
+            )
         ]
     if devices == "auto":
         if name == "single_device" or name == "cpu":
@@ -56,12 +70,17 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
         hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
         return 1, [
             Error(
-                "missing", "trainer.devices=auto", "cannot see the nodes of a cluster", f"use trainer.devices=N, {hint}"
+                "missing",
+                "trainer.devices=auto",
+                "cannot see the nodes of a cluster",
+                f"use trainer.devices=N, {hint}",
             )
         ]
     if gpus and devices > gpus:
         problem = f"is above cluster.gpus_per_node={gpus}"
-        return devices, [Error("range", f"trainer.devices={devices}", problem, "a worker needs a GPU")]
+        return devices, [
+            Error("range", f"trainer.devices={devices}", problem, "a worker needs a GPU")
+        ]
     return devices, []
 
 
@@ -70,8 +89,15 @@ def errors(config: Config) -> Iterator[Error]:
     if config.cluster.name != "none":
         yield from _submit_errors(config)
     elif config.dry_run:
-        yield Error("conflict", "dry_run=true", "shows what cluster=none does not submit", "choose cluster=slurm")
-    yield from _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
+        yield Error(
+            "conflict",
+            "dry_run=true",
+            "shows what cluster=none does not submit",
+            "choose cluster=slurm",
+        )
+    yield from (
+        _slurm_errors(config) if config.cluster.name == "slurm" else _unread_errors(config.cluster)
+    )
 
 
 def _submit_errors(config: Config) -> Iterator[Error]:
@@ -83,7 +109,9 @@ def _submit_errors(config: Config) -> Iterator[Error]:
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
         hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
-        yield Error("not-installed", f"cluster={name}", f", but this machine has no {missing[0]}", hint)
+        yield Error(
+            "not-installed", f"cluster={name}", f", but this machine has no {missing[0]}", hint
+        )
 
 
 def _unread_errors(cluster: Cluster) -> Iterator[Error]:
@@ -91,12 +119,18 @@ def _unread_errors(cluster: Cluster) -> Iterator[Error]:
         if (value := getattr(cluster, key)) not in (None, []):
             hint = "add cluster=slurm, or remove it"
             yield Error(
-                "conflict", f"cluster.{key}={value}", f"applies only to cluster=slurm, not to {cluster.name}", hint
+                "conflict",
+                f"cluster.{key}={value}",
+                f"applies only to cluster=slurm, not to {cluster.name}",
+                hint,
             )
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
             yield Error(
-                "conflict", f"cluster.{key}={value}", "applies only to jobs", "add cluster=slurm or local, or remove it"
+                "conflict",
+                f"cluster.{key}={value}",
+                "applies only to jobs",
+                "add cluster=slurm or local, or remove it",
             )
 
 
@@ -104,28 +138,48 @@ def _slurm_errors(config: Config) -> Iterator[Error]:
     cluster = config.cluster
     if config.search is not None and config.launcher.parallel == "auto":
         yield Error(
-            "missing", "search", "needs the number of its jobs at a time", "on a cluster use launcher.parallel=N"
+            "missing",
+            "search",
+            "needs the number of its jobs at a time",
+            "on a cluster use launcher.parallel=N",
         )
     if cluster.time_min is None:
         yield Error(
-            "missing", "cluster.time_min", "has no value, and cluster=slurm needs one", "add cluster.time_min=MINUTES"
+            "missing",
+            "cluster.time_min",
+            "has no value, and cluster=slurm needs one",
+            "add cluster.time_min=MINUTES",
         )
     elif cluster.warn_s >= 60 * cluster.time_min:
         problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
         yield Error(
-            "range", f"cluster.warn_s={cluster.warn_s}", problem, "the run would be stopped as soon as it starts"
+            "range",
+            f"cluster.warn_s={cluster.warn_s}",
+            problem,
+            "the run would be stopped as soon as it starts",
         )
     for line in cluster.sbatch:
         name = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
             yield Error(
-                "value", "cluster.sbatch", f"has {line!r}", "write --option or --option=value, see `sbatch --help`"
+                "value",
+                "cluster.sbatch",
+                f"has {line!r}",
+                "write --option or --option=value, see `sbatch --help`",
             )
         elif name in KEYS:
-            yield Error("conflict", "cluster.sbatch", f"has {line}", f"set by {KEYS[name] or 'Lockstep'}, remove it")
+            yield Error(
+                "conflict",
+                "cluster.sbatch",
+                f"has {line}",
+                f"set by {KEYS[name] or 'Lockstep'}, remove it",
+            )
 
 
 def drop_job_settings(cluster: Cluster) -> Cluster:
     """Return the settings for a training in this process, without those of a job."""
-    unset = {key: [] if isinstance(getattr(cluster, key), list) else None for key in (*OF_SLURM, *OF_JOBS)}
+    unset = {
+        key: [] if isinstance(getattr(cluster, key), list) else None
+        for key in (*OF_SLURM, *OF_JOBS)
+    }
     return cluster.model_copy(update={"name": "none", **unset})

@@ -1,7 +1,7 @@
 """First round of the check: reports all errors of a composed configuration together, before any work starts.
 
-It imports no target; the second round is `signatures.errors`. Rules about the number of workers are in workers.py, of
-callbacks in callback_rules.py, of a cluster in slurm_rules.py.
+It imports no target; the second round is `signatures.errors`. Rules about the number of workers are
+in workers.py, of callbacks in callback_rules.py, of a cluster in slurm_rules.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,18 +27,22 @@ def check_config(cfg: DictConfig, groups: Groups | None = None) -> Config:
 
 
 def check_tree(
-    tree: dict[str, Any], groups: Groups | None = None, unresolved: Mapping[str, Error] | None = None
+    tree: dict[str, Any],
+    groups: Groups | None = None,
+    unresolved: Mapping[str, Error] | None = None,
 ) -> Config:
     """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
 
-    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why a value is missing.
+    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why
+    a value is missing.
     """
     errors = dict(unresolved or {})
     tree = metric_names.resolve_auto(tree)
     try:
         config = root(tree).model_validate(tree)
     except ValidationError as error:
-        from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
+        # of an invalid configuration only
+        from lockstep.config.checks.schema_errors import schema_errors
 
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
@@ -92,11 +96,17 @@ def _batch_rules(config: Config) -> Iterator[Error]:
     if size % parts:
         fix = "a batch is cut into so many equal parts"
         yield Error(
-            "range", f"trainer.accumulate_grad_batches={parts}", f"does not divide global_batch_size={size}", fix
+            "range",
+            f"trainer.accumulate_grad_batches={parts}",
+            f"does not divide global_batch_size={size}",
+            fix,
         )
     if config.scale_with_workers and config.optimizer.lr is None:
         yield Error(
-            "missing", "scale_with_workers=true", "multiplies optimizer.lr, which has no value", "add +optimizer.lr=..."
+            "missing",
+            "scale_with_workers=true",
+            "multiplies optimizer.lr, which has no value",
+            "add +optimizer.lr=...",
         )
 
 
@@ -104,36 +114,63 @@ def _task_rules(config: Config) -> Iterator[Error]:
     task, arguments = config.task, config.task.arguments()
     if task.target == "lockstep.tasks.Classification":
         weights, loss = arguments.get("class_weights"), at(arguments, ["loss", "_target_"])
-        for key, default in (("label_smoothing", 0), ("class_weights", None)) if loss is not None else ():
+        for key, default in (
+            (("label_smoothing", 0), ("class_weights", None)) if loss is not None else ()
+        ):
             if (value := arguments.get(key, default)) != default:
                 problem = f"is of cross-entropy, which task.loss={loss} replaces"
-                yield Error("conflict", f"task.{key}={literal(value)}", problem, f"set task.{key}={literal(default)}")
+                yield Error(
+                    "conflict",
+                    f"task.{key}={literal(value)}",
+                    problem,
+                    f"set task.{key}={literal(default)}",
+                )
         if isinstance(weights, list) and not any(weights):
             yield Error(
-                "value", f"task.class_weights={literal(weights)}", "counts no sample", "give a class more than 0"
+                "value",
+                f"task.class_weights={literal(weights)}",
+                "counts no sample",
+                "give a class more than 0",
             )
     if task.target.endswith(".Regression") and config.data.arguments().get("targets") == "classes":
-        yield Error("conflict", "data.targets=classes", "is not for task=regression", "set data.targets=numbers")
+        yield Error(
+            "conflict",
+            "data.targets=classes",
+            "is not for task=regression",
+            "set data.targets=numbers",
+        )
     for name in task.metrics:
         if name in ("loss", "count") or "/" in name:
             yield Error(
-                "conflict", f"task.metrics.{name}", "cannot have this name", "loss is always measured, choose another"
+                "conflict",
+                f"task.metrics.{name}",
+                "cannot have this name",
+                "loss is always measured, choose another",
             )
 
 
 def _package_rules(config: Config) -> Iterator[Error]:
-    needed = [("timm", f"model._target_={config.model.target}")] * (config.model.target == "lockstep.models.timm")
+    needed = [("timm", f"model._target_={config.model.target}")] * (
+        config.model.target == "lockstep.models.timm"
+    )
     for name, logger in config.logger.items():
         if logger is not None and logger.target in SERVICES:
             needed.append((SERVICES[logger.target][0], f"logger.{name}"))
     for package, key in needed:
         if not signatures.is_there(package):
-            yield Error("not-installed", key, f"needs the package {package}", f"install it with: pip install {package}")
+            yield Error(
+                "not-installed",
+                key,
+                f"needs the package {package}",
+                f"install it with: pip install {package}",
+            )
 
 
 def _data_rules(config: Config) -> Iterator[Error]:
     arguments = config.data.arguments()
-    val, test, mean, std = (arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std"))
+    val, test, mean, std = (
+        arguments.get(name) for name in ("val_fraction", "test_fraction", "mean", "std")
+    )
     if isinstance(val, float) and isinstance(test, float) and val + test >= 1:
         key = f"data.val_fraction={val} and data.test_fraction={test}"
         yield Error("range", key, "leave nothing to train on", "use smaller ones")
@@ -145,7 +182,9 @@ def _data_rules(config: Config) -> Iterator[Error]:
             "crops, and data.fit=letterbox keeps the whole image",
             "remove one",
         )
-    if (is_narrowed or arguments.get("fit") == "letterbox") and arguments.get("image_size", 0) is None:
+    if (is_narrowed or arguments.get("fit") == "letterbox") and arguments.get(
+        "image_size", 0
+    ) is None:
         hint = "set it, or remove data.crop_percent and data.fit"
         yield Error("conflict", "data.image_size=null", "keeps images as they are", hint)
     if config.augment.has_crops and config.data.memory == "device":
@@ -157,7 +196,9 @@ def _data_rules(config: Config) -> Iterator[Error]:
         yield Error("conflict", both, "belong together", "give both, or neither")
     if is_dataset and config.augment.has_crops:
         hint = "set it to null, and use v2.RandomResizedCrop there"
-        yield Error("conflict", "augment.random_resized_crop.scale", "is not for data=dataset", hint)
+        yield Error(
+            "conflict", "augment.random_resized_crop.scale", "is not for data=dataset", hint
+        )
     num_ops = config.augment.rand_augment.num_ops
     if config.augment.trivial and num_ops:
         both = f"augment.trivial=true and augment.rand_augment.num_ops={num_ops}"
@@ -171,7 +212,17 @@ def _class_rules(config: Config) -> Iterator[Error]:
         yield Error("conflict", both, "both make up for unequal classes", "use one of them")
     if data.fold >= (data.folds or 1):
         hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
-        yield Error("range", f"data.fold={data.fold}", f"is not one of data.folds={literal(data.folds)}", hint)
+        yield Error(
+            "range",
+            f"data.fold={data.fold}",
+            f"is not one of data.folds={literal(data.folds)}",
+            hint,
+        )
     if (count := config.trainer.overfit_batches) and (data.balance or data.folds):
         hint = "set data.balance=0 and data.folds=null"
-        yield Error("conflict", f"trainer.overfit_batches={count}", "trains and tests on the first batches", hint)
+        yield Error(
+            "conflict",
+            f"trainer.overfit_batches={count}",
+            "trains and tests on the first batches",
+            hint,
+        )

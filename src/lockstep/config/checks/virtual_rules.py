@@ -15,12 +15,18 @@ def errors(config: Config) -> Iterator[Error]:
     size = config.global_batch_size // trainer.accumulate_grad_batches
     if size < count:
         yield Error(
-            "range", key, f"leaves some empty in a micro-batch of {plural(size, 'sample')}", f"use at most {size}"
+            "range",
+            key,
+            f"leaves some empty in a micro-batch of {plural(size, 'sample')}",
+            f"use at most {size}",
         )
     num_workers = 0 if isinstance(config, BenchmarkConfig) else resolve_workers(config).world_size
     if num_workers > count:
         yield Error(
-            "range", key, f"is for at most {plural(count, 'worker')}, and there are {num_workers}", "use fewer workers"
+            "range",
+            key,
+            f"is for at most {plural(count, 'worker')}, and there are {num_workers}",
+            "use fewer workers",
         )
     settings = (
         ("compile", config.compile, False),
@@ -29,4 +35,9 @@ def errors(config: Config) -> Iterator[Error]:
     )
     for name, value, default in settings:
         if value != default:
-            yield Error("conflict", f"{name}={literal(value)}", f"does not work with {key}", "remove one of them")
+            yield Error(
+                "conflict",
+                f"{name}={literal(value)}",
+                f"does not work with {key}",
+                "remove one of them",
+            )

@@ -21,9 +21,9 @@ PROCESSES_PER_CORE = 16
 class Workers:
     """Workers of a run: `world_size` on all nodes, `num_local` on this one; other nodes may have more or fewer.
 
-    `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes. The numbers differ if
-    workers see the same GPUs, and are all 0 if each sees its own. `errors` describes what the machine, or the launcher
-    that started this process, lacks.
+    `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes. The
+    numbers differ if workers see the same GPUs, and are all 0 if each sees its own. `errors`
+    describes what the machine, or the launcher that started this process, lacks.
     """
 
     world_size: int
@@ -59,7 +59,11 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
 
     With trainer.devices=auto all processes of a launcher are workers, on any number of nodes.
     """
-    devices, name, num_nodes = config.trainer.devices, config.strategy.name, config.trainer.num_nodes
+    devices, name, num_nodes = (
+        config.trainer.devices,
+        config.strategy.name,
+        config.trainer.num_nodes,
+    )
     num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()  # may import torch to count them
     if isinstance(devices, list):
         errors = _list_errors(config, devices, num_gpus, world)
@@ -67,7 +71,9 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
     if devices == "auto" and world is not None:
         world_size, num_local = world.world_size, world.num_local
     else:
-        num_local = devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
+        num_local = (
+            devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
+        )
         world_size = num_local * num_nodes
     workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
     if not num_gpus or max(workers.gpus, default=0) < num_gpus:
@@ -75,22 +81,48 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
     if devices == "auto" and world is not None:
         own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
         problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
-        return workers, [Error("machine", world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu")]
+        return workers, [
+            Error(
+                "machine", world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu"
+            )
+        ]
     hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
-    return workers, [Error("machine", f"trainer.devices={devices}", f", but this machine has {_gpus(num_gpus)}", hint)]
+    return workers, [
+        Error(
+            "machine",
+            f"trainer.devices={devices}",
+            f", but this machine has {_gpus(num_gpus)}",
+            hint,
+        )
+    ]
 
 
-def _list_errors(config: Config, devices: list[int], num_gpus: int, world: launcher.World | None) -> list[Error]:
+def _list_errors(
+    config: Config, devices: list[int], num_gpus: int, world: launcher.World | None
+) -> list[Error]:
     typed, count = f"trainer.devices={literal(devices)}", len(devices)
     if config.strategy.name == "cpu":
-        return [Error("conflict", typed, "names GPUs, but strategy=cpu uses none", "give a number of processes")]
+        return [
+            Error(
+                "conflict",
+                typed,
+                "names GPUs, but strategy=cpu uses none",
+                "give a number of processes",
+            )
+        ]
     if not devices or len(set(devices)) != count:
         return [Error("value", typed, "must list each GPU once, and at least one")]
     if _each_has_own(world, num_gpus, count):
         hint = f"use trainer.devices={count}"
-        return [Error("conflict", typed, "names GPUs, but srun gives each task its own, numbered 0", hint)]
+        return [
+            Error(
+                "conflict", typed, "names GPUs, but srun gives each task its own, numbered 0", hint
+            )
+        ]
     if max(devices) >= num_gpus:
-        hint = f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
+        hint = (
+            f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
+        )
         return [Error("machine", typed, f", but this machine has {_gpus(num_gpus)}", hint)]
     return []
 
@@ -107,8 +139,9 @@ def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tu
 def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -> bool:
     """Return whether each task of srun sees `num_gpus` GPUs that no other sees (--gpus-per-task), numbered from 0.
 
-    Then the step has as many on this node as its tasks see together; if all tasks see the same GPUs, it has just those.
-    SLURM_GPUS_PER_TASK is not reliable: a step inherits it from its job, and may override it.
+    Then the step has as many on this node as its tasks see together; if all tasks see the same
+    GPUs, it has just those. SLURM_GPUS_PER_TASK is not reliable: a step inherits it from its job,
+    and may override it.
     """
     total = world.num_gpus_on_node if world is not None else None
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
@@ -129,12 +162,23 @@ def _device_errors(config: Config, workers: Workers) -> list[Error]:
     if workers.gpus:
         return _graph_errors(config, workers)
     settings = (
-        (config.strategy.process_group_backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
-        *((config.trainer.precision == name, f"trainer.precision={name}", "float32") for name in ONLY_ON_GPUS),
+        (
+            config.strategy.process_group_backend == "nccl",
+            "strategy.process_group_backend=nccl",
+            "auto or gloo",
+        ),
+        *(
+            (config.trainer.precision == name, f"trainer.precision={name}", "float32")
+            for name in ONLY_ON_GPUS
+        ),
         (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
     problem = "needs GPUs, and this run uses none"
-    return [Error("conflict", typed, problem, f"use {hint}") for is_set, typed, hint in settings if is_set]
+    return [
+        Error("conflict", typed, problem, f"use {hint}")
+        for is_set, typed, hint in settings
+        if is_set
+    ]
 
 
 def _graph_errors(config: Config, workers: Workers) -> list[Error]:
@@ -156,15 +200,28 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
 
 
 def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
-    if not config.compile or workers.gpus or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+    if (
+        not config.compile
+        or workers.gpus
+        or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
+    ):
         return []
     return [
-        Error("not-installed", "compile=true", "needs a C++ compiler on a CPU", "install g++, or use compile=false")
+        Error(
+            "not-installed",
+            "compile=true",
+            "needs a C++ compiler on a CPU",
+            "install g++, or use compile=false",
+        )
     ]
 
 
 def _number_errors(config: Config, workers: Workers) -> list[Error]:
-    limit, memory, cores = config.trainer.process_limit, hardware.memory_bytes(), hardware.num_cores()
+    limit, memory, cores = (
+        config.trainer.process_limit,
+        hardware.memory_bytes(),
+        hardware.num_cores(),
+    )
     by_memory, by_cores = max(1, memory // WORKER_BYTES), PROCESSES_PER_CORE * cores
     per_core = f"{PROCESSES_PER_CORE} per core on {plural(cores, 'core')}"
     per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
@@ -174,7 +231,12 @@ def _number_errors(config: Config, workers: Workers) -> list[Error]:
     reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
     problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
     return [
-        Error("machine", f"trainer.devices={workers.num_local}", problem, "use fewer, or raise trainer.process_limit")
+        Error(
+            "machine",
+            f"trainer.devices={workers.num_local}",
+            problem,
+            "use fewer, or raise trainer.process_limit",
+        )
     ]
 
 
@@ -185,7 +247,14 @@ def _load_errors(config: Config, workers: Workers) -> list[Error]:
     typed = f"trainer.loads={literal(loads)}"
     if len(loads) != count:
         entries = plural(len(loads), "entry", "entries")
-        return [Error("range", typed, f"has {entries} for {plural(count, 'worker')}", "give one load for each")]
+        return [
+            Error(
+                "range",
+                typed,
+                f"has {entries} for {plural(count, 'worker')}",
+                "give one load for each",
+            )
+        ]
     if sum(loads) == 0:
         return [Error("value", typed, "has no load above 0", "give one to at least one worker")]
     return []
@@ -198,19 +267,37 @@ def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]
     if world is None:
         fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
         return (
-            [Error("missing", f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)] if nodes > 1 else []
+            [Error("missing", f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)]
+            if nodes > 1
+            else []
         )
     if not world.num_local:
         return [
-            Error("missing", "LOCAL_WORLD_SIZE", "is not set", "give the number of processes here, or use torchrun")
+            Error(
+                "missing",
+                "LOCAL_WORLD_SIZE",
+                "is not set",
+                "give the number of processes here, or use torchrun",
+            )
         ]
     what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
     if world.launcher == "srun":
         start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
     if world.world_size != n:
         started = f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
-        return [Error("conflict", what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ...")]
+        return [
+            Error(
+                "conflict", what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ..."
+            )
+        ]
     if world.num_local != num_local:
         here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
-        return [Error("conflict", what, f"is for each node, but {here}", f"use trainer.devices=auto, or {start} ...")]
+        return [
+            Error(
+                "conflict",
+                what,
+                f"is for each node, but {here}",
+                f"use trainer.devices=auto, or {start} ...",
+            )
+        ]
     return []

@@ -21,17 +21,20 @@ from yaml import YAMLError
 from lockstep.config.errors import Error, one_line
 from lockstep.runs.naming import hydra_text
 
-if yaml.__with_libyaml__:  # a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
+# a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
+if yaml.__with_libyaml__:
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _PACKAGE = Path(__file__).parents[2]
-CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())  # of a wheel; of src/
+# of a wheel; of src/
+CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())
 SCHEMA = CONF / "lockstep.schema.json"  # of the files in conf/; written by tests/support/schema.py
 
 
 LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
-REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)  # raised by Hydra for a choice or a file
+# raised by Hydra for a choice or a file
+REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 SEARCH_PATH = "hydra.searchpath"
 
 
@@ -45,7 +48,9 @@ class Source(NamedTuple):
     @property
     def folders(self) -> tuple[Path, ...]:
         """All folders with options, in the order in which Hydra searches them."""
-        return tuple(dict.fromkeys(path for path in (self.conf, CONF, self.added) if path is not None))
+        return tuple(
+            dict.fromkeys(path for path in (self.conf, CONF, self.added) if path is not None)
+        )
 
 
 DEFAULT = Source()
@@ -56,7 +61,9 @@ def source_of(project: Path) -> Source:
     return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
 
 
-def compose_config(overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False) -> DictConfig:
+def compose_config(
+    overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False
+) -> DictConfig:
     """Compose the configuration of some overrides; `with_hydra` keeps the section `hydra`."""
     texts = [text for text in overrides if parse_override(text).key_or_group != SEARCH_PATH]
     with start_hydra(source, _typed_folders(overrides)) as name:
@@ -68,7 +75,11 @@ def compose_config(overrides: Sequence[str], source: Source = DEFAULT, *, with_h
 
 def _typed_folders(overrides: Iterable[str]) -> list[str]:
     """Return the folders with more options that overrides of `SEARCH_PATH` name."""
-    values = [parse_override(text).value() for text in overrides if parse_override(text).key_or_group == SEARCH_PATH]
+    values = [
+        parse_override(text).value()
+        for text in overrides
+        if parse_override(text).key_or_group == SEARCH_PATH
+    ]
     return [str(folder) for value in values if isinstance(value, list) for folder in value]
 
 
@@ -98,7 +109,9 @@ def apply_value(cfg: DictConfig, override: Override) -> None:
         return
     is_added = override.is_add() or override.is_force_add()
     if override.is_add() and current is not None and not isinstance(value, (dict, list)):
-        raise ConfigCompositionException(f"{key} is {current} already, replace it with +{override.input_line}")
+        raise ConfigCompositionException(
+            f"{key} is {current} already, replace it with +{override.input_line}"
+        )
     if not is_added and not OmegaConf.is_config(parent):
         raise ConfigKeyError(key)
     OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)
@@ -114,9 +127,9 @@ def start_hydra(source: Source, folders: Sequence[str] = ()) -> Iterator[str]:
 def _store_primary(source: Source, folders: Sequence[str]) -> str:
     """Store the primary configuration in this process: the file of `source`, then `LAST`. Returns its name.
 
-    Of several overrides of a group, Hydra takes the first that it reads. It reads a file before what the file includes,
-    and a defaults list from its end. So an experiment has to come after the project's file, in a list around both.
-    Hydra reads the search path only in the outermost one.
+    Of several overrides of a group, Hydra takes the first that it reads. It reads a file before
+    what the file includes, and a defaults list from its end. So an experiment has to come after the
+    project's file, in a list around both. Hydra reads the search path only in the outermost one.
     """
     content = _read_primary(source)
     if not isinstance(content, dict) or not isinstance(content.get("defaults", []), list):
@@ -167,7 +180,9 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
             return value_of(node[key], path)
         except (OmegaConfBaseException, RecursionError) as error:
             raw: Any = OmegaConf.to_container(node, resolve=False)
-            reasons[path] = Error("missing", f"{path}={raw[key]}", "cannot be resolved", one_line(error))
+            reasons[path] = Error(
+                "missing", f"{path}={raw[key]}", "cannot be resolved", one_line(error)
+            )
             return None
 
     def value_of(value: Any, path: str) -> Any:

@@ -15,19 +15,24 @@ def drop_replaced_parameters(
 ) -> DictConfig:
     """Remove, from sections with a custom `_target_`, the parameters of the target that it replaces.
 
-    `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option names the target
-    stays as it is.
+    `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option
+    names the target stays as it is.
     """
     typed = [(text, parse_override(text)) for text in texts]
     for group, section_type in CALLED.items():
         files = (CONF / group).glob("*.yaml")
-        known = {name for file in files for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)}
+        known = {
+            name
+            for file in files
+            for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)
+        }
         if OmegaConf.select(cfg, f"{group}._target_") in (None, *known):
             continue
         others = [
             text
             for text, override in typed
-            if override.key_or_group != group and ("." not in override.key_or_group or override.is_hydra_override())
+            if override.key_or_group != group
+            and ("." not in override.key_or_group or override.is_hydra_override())
         ]
         values = [
             f"++{text.lstrip('+')}"
@@ -39,7 +44,11 @@ def drop_replaced_parameters(
         except HydraException:  # the defaults choose no option of this group
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
-            ours = [name for name in fields(section_type) if name[0] != "_" and name not in section_type.passed]
+            ours = [
+                name
+                for name in fields(section_type)
+                if name[0] != "_" and name not in section_type.passed
+            ]
             kept = {name: cfg[group][name] for name in ours if name in cfg[group]}
             cfg[group] = OmegaConf.merge(kept, alone[group])
     return cfg

@@ -24,16 +24,22 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
         HydraConfig.instance().cfg = before
 
 
-def begin(cfg: DictConfig, texts: Sequence[str], number: int, *, is_multirun: bool) -> tuple[str, str]:
+def begin(
+    cfg: DictConfig, texts: Sequence[str], number: int, *, is_multirun: bool
+) -> tuple[str, str]:
     """Set what Hydra sets when a job with some overrides starts.
 
-    Returns its folder, in a sweep that of the sweep and the part below it. Raises ConfigError if they cannot be
-    resolved.
+    Returns its folder, in a sweep that of the sweep and the part below it. Raises ConfigError if
+    they cannot be resolved.
     """
     parsed = [parse_override(text) for text in texts]
     overrides = [override for override in parsed if not override.is_hydra_override()]
     form = cfg.hydra.job.config.override_dirname
-    named = [override.input_line or "" for override in overrides if override.key_or_group not in form.exclude_keys]
+    named = [
+        override.input_line or ""
+        for override in overrides
+        if override.key_or_group not in form.exclude_keys
+    ]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
         cfg.hydra.job.override_dirname = form.item_sep.join(sorted(named)).replace("=", form.kv_sep)

@@ -17,8 +17,21 @@ from lockstep.system.trees import at
 from lockstep.system.wording import near_names
 
 # settings of jobs that Hydra starts, which it composes for nobody
-UNUSED = ("hydra/launcher", "hydra/sweeper", "hydra/callbacks", "hydra.launcher", "hydra.sweeper", "hydra.callbacks")
-UNUSED += ("hydra.job.chdir", "hydra.job.env_set", "hydra.job.env_copy", "hydra.output_subdir", "hydra.mode")
+UNUSED = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra/callbacks",
+    "hydra.launcher",
+    "hydra.sweeper",
+    "hydra.callbacks",
+)
+UNUSED += (
+    "hydra.job.chdir",
+    "hydra.job.env_set",
+    "hydra.job.env_copy",
+    "hydra.output_subdir",
+    "hydra.mode",
+)
 LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")  # settings that may be a list
 
 
@@ -29,19 +42,30 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
         return Error("unsupported", text, "is for jobs that Hydra starts", "remove it")
     if is_benchmark:
         if key in ("resume", "changed_data"):
-            return Error("conflict", text, "is not for a benchmark, which starts new runs", "remove it")
+            return Error(
+                "conflict", text, "is not for a benchmark, which starts new runs", "remove it"
+            )
         if key in OF_ENVIRONMENTS:
-            return Error("conflict", text, "is set by each environment", "see benchmark.environments and budget_s")
+            return Error(
+                "conflict",
+                text,
+                "is set by each environment",
+                "see benchmark.environments and budget_s",
+            )
     elif key.partition(".")[0] == "benchmark":
         return Error("conflict", text, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
         line = "give one" if is_benchmark else "add -m to sweep over them"
         if key in LISTS:
             line = f"write {key}=[{text.partition('=')[2]}], or {line}"
-        return Error("conflict", text, "lists several values", f"{line}, or quote a value with commas")
+        return Error(
+            "conflict", text, "lists several values", f"{line}, or quote a value with commas"
+        )
     is_shared = override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS
     if override.is_sweep_override() and is_shared:
-        return Error("conflict", text, "lists several values, but all jobs of a sweep share it", "give one")
+        return Error(
+            "conflict", text, "lists several values, but all jobs of a sweep share it", "give one"
+        )
     return None
 
 
@@ -49,27 +73,48 @@ def unused_settings(cfg: DictConfig) -> list[Error]:
     """Return the errors of settings in files that would change how Hydra starts a job."""
     settings = {"hydra.job.chdir": cfg.hydra.job.chdir, "hydra.callbacks": cfg.hydra.callbacks}
     problem = "is for jobs that Hydra starts"
-    return [Error("unsupported", key, problem, "remove it") for key, value in settings.items() if value]
+    return [
+        Error("unsupported", key, problem, "remove it") for key, value in settings.items() if value
+    ]
 
 
 def option_error(override: Override, options: Groups) -> Error | None:
     key, value = override.key_or_group, override.value()
-    wrong = [option for option in (value if isinstance(value, list) else [value]) if option not in options.get(key, ())]
+    wrong = [
+        option
+        for option in (value if isinstance(value, list) else [value])
+        if option not in options.get(key, ())
+    ]
     if key not in options or not wrong:
         return None
     meant, all_options = near_names(str(wrong[0]), options[key]), ", ".join(options[key])
-    fix = f"did you mean {meant[0]}? Choose from {all_options}" if meant else f"choose from {all_options}"
-    return Error("unknown", override.input_line or "", "is not an option", _option_hint(key, str(wrong[0])) or fix)
+    fix = (
+        f"did you mean {meant[0]}? Choose from {all_options}"
+        if meant
+        else f"choose from {all_options}"
+    )
+    return Error(
+        "unknown",
+        override.input_line or "",
+        "is not an option",
+        _option_hint(key, str(wrong[0])) or fix,
+    )
 
 
 def _option_hint(group: str, option: str) -> str:
     """Return what to write for an option of other frameworks, or for a network of a library."""
     option = option.lower()
     for library in ("torchvision", "timm") if group == "model" else ():
-        spec, name = find_spec(library), option if library == "torchvision" else option.partition(".")[0]
+        spec, name = (
+            find_spec(library),
+            option if library == "torchvision" else option.partition(".")[0],
+        )
         paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()
-        function = re.compile(rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE)
-        if any(function.search(path.read_text("utf-8")) for path in paths):  # an import would take seconds
+        function = re.compile(
+            rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE
+        )
+        # an import would take seconds
+        if any(function.search(path.read_text("utf-8")) for path in paths):
             return f"write model={library} model.name={option}"
     line = hint(f"{group}={option}")
     if line == "write strategy=single_device" and not hardware.num_visible_gpus():
@@ -98,13 +143,18 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
         fix = f"write +{text} to add it" if isinstance(override.value(), dict) else ""
         return Error("failed", text, f": {reason}", fix)
     legal = legal_names(tree, path[:-1], options)
-    is_unknown = path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
+    is_unknown = (
+        path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
+    )
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         unknown = unknown_key(tree, path, options)
         return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
         return Error(
-            "conflict", text, "is not for this source, which has no folds", "remove it, or choose another data=..."
+            "conflict",
+            text,
+            "is not for this source, which has no folds",
+            "remove it, or choose another data=...",
         )
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
     return Error("missing", key, "is not set in conf/", f"add it with +{text}")

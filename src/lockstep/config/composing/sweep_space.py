@@ -42,7 +42,9 @@ def search_error(override: Override, low: str, high: str) -> Error:
     """Return the error of an interval without a search; `low` and `high` are the overrides of its ends."""
     low, high = (text.partition("=")[2] for text in (low, high))
     fix = f"add one, or list them, {override.key_or_group}={low},...,{high}"
-    return Error("conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix)
+    return Error(
+        "conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix
+    )
 
 
 def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
@@ -64,7 +66,9 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         if interval.low >= interval.high:
-            raise ConfigError(Error("value", text, "ends before it begins", "write the smaller number first"))
+            raise ConfigError(
+                Error("value", text, "ends before it begins", "write the smaller number first")
+            )
         return interval
     if isinstance(value, RangeSweep):
         start, stop = value.start or 0, value.stop or 0
@@ -78,7 +82,9 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     names = list(options.get(override.key_or_group, ()))
     if found := tuple(value.filter(names)):
         return found
-    raise ConfigError(Error("unknown", text, "matches no option", f"choose from {', '.join(names)}"))
+    raise ConfigError(
+        Error("unknown", text, "matches no option", f"choose from {', '.join(names)}")
+    )
 
 
 def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterable[Sequence[str]]:

@@ -16,7 +16,8 @@ from lockstep.system.wording import expand_path
 def hydra_overrides(texts: Sequence[str]) -> list[str]:
     """Return overrides as Hydra reads them: text in quotes, and a folder of images as the settings of its fine-tuning.
 
-    An override that cannot be read stays as it is. Raises ConfigError for a folder and settings that contradict it.
+    An override that cannot be read stays as it is. Raises ConfigError for a folder and settings
+    that contradict it.
     """
     folders = [text for text in texts if "=" not in text and os.path.isdir(expand_path(text))]
     rest = [text for text in texts if text not in folders]
@@ -25,7 +26,10 @@ def hydra_overrides(texts: Sequence[str]) -> list[str]:
         keys = ("experiment", "data", "data.root", "resume")
         others = [text for text in rest if text.partition("=")[0].lstrip("+") in keys]
         if others or len(folders) > 1:
-            problem, fix = f"means {' '.join(settings)}", f"remove it, or {' '.join([*folders[1:], *others])}"
+            problem, fix = (
+                f"means {' '.join(settings)}",
+                f"remove it, or {' '.join([*folders[1:], *others])}",
+            )
             raise ConfigError(Error("conflict", folders[0], problem, fix))
         rest = [*settings, *rest]
     return [_quote_text(text) for text in rest]
@@ -43,11 +47,21 @@ def syntax_error(text: str) -> Error:
     key, _, value = text.partition("=")
     if key and value.startswith("[") and value.endswith("]"):
         entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))
-        return Error("value", repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}")
+        return Error(
+            "value", repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}"
+        )
     if Path(text).is_file():
-        return Error("value", text, "is a file", "give the folder of the images, or a list by data=list data.file=...")
+        return Error(
+            "value",
+            text,
+            "is a file",
+            "give the folder of the images, or a list by data=list data.file=...",
+        )
     if Path(text).is_dir():
         return Error("value", text, "is a folder", f"write {shlex.quote(f'data.root={text}')}")
     return Error(
-        "value", repr(text), "cannot be read", "write setting=value, no spaces around =, special characters in quotes"
+        "value",
+        repr(text),
+        "cannot be read",
+        "write setting=value, no spaces around =, special characters in quotes",
     )

@@ -51,8 +51,12 @@ def fingerprint(config: Config) -> str:
     """
     from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
 
-    tree = {key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING}
-    tree["strategy"] = {k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")}
+    tree = {
+        key: value for key, value in to_tree(config).items() if scope(key) not in NOT_OF_A_TRAINING
+    }
+    tree["strategy"] = {
+        k: v for k, v in tree["strategy"].items() if k not in ("interface", "variables")
+    }
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -77,14 +81,23 @@ def load(path: Path) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        from lockstep.config.checks.schema_errors import schema_errors  # of an invalid configuration only
+        # of an invalid configuration only
+        from lockstep.config.checks.schema_errors import schema_errors
 
         errors = dict(schema_errors(tree, error, {}))
         before = other_version(RunFolder(path.parent))
-        hint = [Error("changed", str(path.parent), f"was trained by {before}", "use that version")] if before else []
+        hint = (
+            [Error("changed", str(path.parent), f"was trained by {before}", "use that version")]
+            if before
+            else []
+        )
         raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
     needs_images = config.augment.used or config.compile
-    if config.model.target in LIBRARIES and config.model.arguments().get("head_only") is True and needs_images:
+    if (
+        config.model.target in LIBRARIES
+        and config.model.arguments().get("head_only") is True
+        and needs_images
+    ):
         tree["model"]["head_only"] = "each_epoch"  # true was that in earlier versions
         return Config.model_validate(tree)
     return config
@@ -96,10 +109,12 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
         section = at(tree, parents)
         if isinstance(section, dict):
             section.pop(key, None)
-    tree.setdefault("calibrate", True)  # not in earlier versions, whose checkpoints have nothing to apply
+    # not in earlier versions, whose checkpoints have nothing to apply
+    tree.setdefault("calibrate", True)
     if isinstance(tree.get("trainer"), dict):
         tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
-        if tree["trainer"].get("loads") == "auto":  # of one worker; for several it was replaced by numbers
+        # of one worker; for several it was replaced by numbers
+        if tree["trainer"].get("loads") == "auto":
             tree["trainer"]["loads"] = None
     for section in (tree.get("logger") or {}).values():
         if at(section, ["_target_"]) == "lockstep.callbacks.ResumableWandbLogger":

@@ -1,7 +1,8 @@
 """Folders in which a run finds modules that are not installed.
 
-These are the folder of the project (of train.py, or the current one for `lockstep`), its `src`, PYTHONPATH, and the
-current folder. A run records them for its workers, and for commands in other folders that trust the run.
+These are the folder of the project (of train.py, or the current one for `lockstep`), its `src`,
+PYTHONPATH, and the current folder. A run records them for its workers, and for commands in other
+folders that trust the run.
 """
 
 import os
@@ -31,12 +32,16 @@ class Project(NamedTuple):
 def enter(folder: Path, run: RunFolder | None = None) -> None:
     """Let this process find modules in a project's `folder`, and after all others in the current folder.
 
-    Does nothing with PYTHONSAFEPATH. Raises ConfigError if there is no current folder, or if one of the two is inside
-    of a `run` that is not trusted.
+    Does nothing with PYTHONSAFEPATH. Raises ConfigError if there is no current folder, or if one of
+    the two is inside of a `run` that is not trusted.
     """
     started_in = current()
-    if run is not None and any(path.resolve().is_relative_to(run.path) for path in (folder, started_in)):
-        raise ConfigError(Error("untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST))
+    if run is not None and any(
+        path.resolve().is_relative_to(run.path) for path in (folder, started_in)
+    ):
+        raise ConfigError(
+            Error("untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST)
+        )
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
 
@@ -46,7 +51,9 @@ def current() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError(Error("missing", "the current folder", "was removed", "change to another one")) from error
+        raise ConfigError(
+            Error("missing", "the current folder", "was removed", "change to another one")
+        ) from error
 
 
 def current_project() -> Project:
@@ -54,7 +61,9 @@ def current_project() -> Project:
     named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if processes.is_safe_path:
         return Project(_resolve_folders(named), ())
-    return Project(_resolve_folders([*_modules(project_root()), *named]), _resolve_folders([os.getcwd()]))
+    return Project(
+        _resolve_folders([*_modules(project_root()), *named]), _resolve_folders([os.getcwd()])
+    )
 
 
 def record(folder: RunFolder) -> None:
@@ -90,7 +99,9 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
     if not folders:
         return  # none are recorded
-    looked_in = ", ".join(path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders)
+    looked_in = ", ".join(
+        path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders
+    )
     errors = []
     for key, target in named_callables(to_tree(config)):
         package = target.partition(".")[0]
@@ -109,7 +120,9 @@ def find_data(folder: RunFolder, config: Config) -> Config:
     for key in ("root", "file"):
         path = data.arguments().get(key)
         if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
-            candidates = (os.path.join(base, path) for base in (*recorded.modules, *recorded.started_in))
+            candidates = (
+                os.path.join(base, path) for base in (*recorded.modules, *recorded.started_in)
+            )
             paths[key] = next(filter(os.path.exists, candidates), path)
     return config.model_copy(update={"data": data.model_copy(update=paths)})
 
@@ -131,11 +144,17 @@ def _recorded_project(folder: RunFolder) -> Project:
     """Return the recorded folders of a run, none if none are recorded. Raises ConfigError."""
     try:
         kept = folder.fact("project") or {}
-        modules, started_in = ([os.fspath(path) for path in kept.get(name, ())] for name in Project._fields)
+        modules, started_in = (
+            [os.fspath(path) for path in kept.get(name, ())] for name in Project._fields
+        )
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(Error("damaged", str(folder.facts_file), "cannot be read", str(error))) from error
+        raise ConfigError(
+            Error("damaged", str(folder.facts_file), "cannot be read", str(error))
+        ) from error
     base = folder.path.resolve()
-    return Project(*(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in)))
+    return Project(
+        *(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in))
+    )
 
 
 def _resolve_folders(folders: list[str]) -> tuple[str, ...]:

@@ -14,7 +14,14 @@ from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.key_scopes import CHECKPOINT, EVERYWHERE, FREE_CALLBACKS, FREE_ON_RESUME, names, scope
+from lockstep.config.schema.key_scopes import (
+    CHECKPOINT,
+    EVERYWHERE,
+    FREE_CALLBACKS,
+    FREE_ON_RESUME,
+    names,
+    scope,
+)
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.config.schema.sections import Scope
 from lockstep.system.redaction import redact
@@ -63,29 +70,49 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
 def keep_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
     """Keep what a run has settled where it began: the view of its images, and the weights of balanced classes."""
     weights = saved.task.arguments().get("class_weights")
-    # the counts n / (K weight) add up to n; a list that was given is not kept in place of balanced weights
-    is_counted = isinstance(weights, list) and all(weights) and isclose(sum(1 / each for each in weights), len(weights))
-    for name, word, target in (("data", metric_names.AUTO, saved.data), ("task", metric_names.BALANCED, saved.task)):
+    # the counts n / (K weight) add up to n; a list that was given is not kept in place of balanced
+    # weights
+    is_counted = (
+        isinstance(weights, list)
+        and all(weights)
+        and isclose(sum(1 / each for each in weights), len(weights))
+    )
+    for name, word, target in (
+        ("data", metric_names.AUTO, saved.data),
+        ("task", metric_names.BALANCED, saved.task),
+    ):
         if isinstance(section := tree.get(name), dict) and (name == "data" or is_counted):
-            kept = {key: target.arguments().get(key, value) for key, value in section.items() if value == word}
+            kept = {
+                key: target.arguments().get(key, value)
+                for key, value in section.items()
+                if value == word
+            }
             tree = {**tree, name: section | kept}
     return tree
 
 
-def _changes(saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None) -> list[Error]:
+def _changes(
+    saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None
+) -> list[Error]:
     """Describe every frozen key whose value differs from that of the saved run."""
     before, after = dict(_values(saved)), {**dict(_values(defaults or {})), **dict(_values(tree))}
     changed = [
         key
         for key in {**before, **after}
-        if before.get(key) != after.get(key) and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
+        if before.get(key) != after.get(key)
+        and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
     ]
     # one error for a section with another target
     replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
     before, after = redact(before), redact(after)
     problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
     return [
-        Error("changed", f"{key}={literal(after.get(key))}", f"{problem} {literal(before.get(key))}", fix)
+        Error(
+            "changed",
+            f"{key}={literal(after.get(key))}",
+            f"{problem} {literal(before.get(key))}",
+            fix,
+        )
         for key in changed
         if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
     ]
@@ -104,5 +131,7 @@ def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
     if path[0] == "callbacks":
         callback = at(tree, path[:2])
         target = callback.get("_target_") if isinstance(callback, dict) else None
-        return target in (None, *FREE_CALLBACKS) or (target == CHECKPOINT and callback.get("monitor") is None)
+        return target in (None, *FREE_CALLBACKS) or (
+            target == CHECKPOINT and callback.get("monitor") is None
+        )
     return scope(key, tree) in FREE_ON_RESUME

@@ -23,16 +23,45 @@ from lockstep.system.provenance import project_root
 VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
 PATHS = tuple(f"data.{key}" for key in DATA_PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
-# modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name; and single names.
-# No other loggers: some send a key of the environment to the address they are given
+# modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name;
+# and single names. No other loggers: some send a key of the environment to the address they are
+# given
 LIBRARIES = {
-    *("torch.nn", "torch.nn.functional", "torch.utils.data", "torchmetrics", "torchmetrics.classification"),
-    *("torch.optim", "torch.optim.lr_scheduler", "torch.optim.swa_utils", "timm.optim", "torchmetrics.regression"),
-    *("torchvision.datasets", "torchvision.models", "torchvision.transforms", "torchvision.transforms.v2"),
-    *("torchvision.ops", "lightning.pytorch.callbacks", "optuna.pruners", "optuna.samplers", "torch.tensor"),
-    *("lightning.pytorch.loggers.CSVLogger", "lightning.pytorch.loggers.TensorBoardLogger", "datetime.timedelta"),
+    *(
+        "torch.nn",
+        "torch.nn.functional",
+        "torch.utils.data",
+        "torchmetrics",
+        "torchmetrics.classification",
+    ),
+    *(
+        "torch.optim",
+        "torch.optim.lr_scheduler",
+        "torch.optim.swa_utils",
+        "timm.optim",
+        "torchmetrics.regression",
+    ),
+    *(
+        "torchvision.datasets",
+        "torchvision.models",
+        "torchvision.transforms",
+        "torchvision.transforms.v2",
+    ),
+    *(
+        "torchvision.ops",
+        "lightning.pytorch.callbacks",
+        "optuna.pruners",
+        "optuna.samplers",
+        "torch.tensor",
+    ),
+    *(
+        "lightning.pytorch.loggers.CSVLogger",
+        "lightning.pytorch.loggers.TensorBoardLogger",
+        "datetime.timedelta",
+    ),
 }
-NO_PACKAGES = ("benchmarks", "outputs", "tests")  # two of a copy of Lockstep's repository run commands
+# two of a copy of Lockstep's repository run commands
+NO_PACKAGES = ("benchmarks", "outputs", "tests")
 
 
 def check(
@@ -46,9 +75,10 @@ def check(
 ) -> None:
     """Raise ConfigError for unknown targets of a saved configuration, and `settings` that run commands.
 
-    Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted run all are accepted,
-    and its modules are found from now on, after all others. Of a run that was made here, all `PATHS` are accepted;
-    those of others may contain no $NAME, which could carry a secret of this user to a server.
+    Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted
+    run all are accepted, and its modules are found from now on, after all others. Of a run that was
+    made here, all `PATHS` are accepted; those of others may contain no $NAME, which could carry a
+    secret of this user to a server.
     """
     if is_trusted:
         project.use(run, saved, is_last=True)
@@ -56,25 +86,45 @@ def check(
     known = cache(lambda: dict(_values(_compose_defaults(own))))
     for key, value in _values(to_tree(saved)):
         is_target = "_target_" in key.split(".")
-        if key.startswith("logger.") and value in SERVICES:  # built by trainings alone, which resume no stranger's run
+        # built by trainings alone, which resume no stranger's run
+        if key.startswith("logger.") and value in SERVICES:
             continue
         is_path = key in PATHS
         if is_path and (run.is_made_here() or not VARIABLE.search(str(value))):
             continue
         if value is None or not (is_target or key.startswith(settings)):
             continue
-        texts = (text.lstrip("+~").partition("=") for text in typed)  # a {...} is merged with what is there
-        is_typed = any(f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts)
+        # a {...} is merged with what is there
+        texts = (text.lstrip("+~").partition("=") for text in typed)
+        is_typed = any(
+            f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts
+        )
         if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
             if is_path:
-                name = f"{key}={value} of {naming.display_path(run.path)}".encode("unicode_escape").decode()
+                name = f"{key}={value} of {naming.display_path(run.path)}".encode(
+                    "unicode_escape"
+                ).decode()
                 raise ConfigError(
-                    Error("untrusted", name, "contains a variable of this machine", f"set {key}=..., or add --trust")
+                    Error(
+                        "untrusted",
+                        name,
+                        "contains a variable of this machine",
+                        f"set {key}=..., or add --trust",
+                    )
                 )
-            what, where = (f"{key}={literal(value)}", "a known library") if is_target else (key, "the command line")
+            what, where = (
+                (f"{key}={literal(value)}", "a known library")
+                if is_target
+                else (key, "the command line")
+            )
             what = f"{what.encode('unicode_escape').decode()} of {naming.display_path(run.path)}"
             raise ConfigError(
-                Error("untrusted", what, f"is of neither {where} nor the project in the current folder", naming.TRUST)
+                Error(
+                    "untrusted",
+                    what,
+                    f"is of neither {where} nor the project in the current folder",
+                    naming.TRUST,
+                )
             )
 
 
@@ -96,25 +146,31 @@ def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _is_known(target: Any, run: RunFolder) -> bool:
     """Return whether a dotted name is of a known library, or defined by a module of the current project.
 
-    A name that the module imports is looked up where it comes from. A package that contains the `run` is not of the
-    project.
+    A name that the module imports is looked up where it comes from. A package that contains the
+    `run` is not of the project.
     """
     if not isinstance(target, str) or not all(map(str.isidentifier, target.split("."))):
         return False
     module, _, name = target.rpartition(".")
     if module in OWN:
         ours = importlib.import_module(module)
-        return name in ours.__all__ or not hasattr(ours, name)  # the second round reports what is missing
+        # the second round reports what is missing
+        return name in ours.__all__ or not hasattr(ours, name)
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     file, package = _source(module), module.partition(".")[0]
     if file is None or package in NO_PACKAGES:
         return False
-    folders = (project_root(), project_root() / "src", Path.cwd())  # not PYTHONPATH: often of libraries
+    # not PYTHONPATH: often of libraries
+    folders = (project_root(), project_root() / "src", Path.cwd())
     packages = [
-        path for path in (folder.resolve() / package for folder in folders) if not run.path.is_relative_to(path)
+        path
+        for path in (folder.resolve() / package for folder in folders)
+        if not run.path.is_relative_to(path)
     ]
-    is_inside = any(file.is_relative_to(path) or file == path.with_suffix(".py") for path in packages)
+    is_inside = any(
+        file.is_relative_to(path) or file == path.with_suffix(".py") for path in packages
+    )
     if not is_inside or file.is_relative_to(Path(lockstep.__file__).resolve().parent):
         return False
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
@@ -125,7 +181,9 @@ def _is_known(target: Any, run: RunFolder) -> bool:
                 return _is_known(f"{where}.{alias.name}", run)
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return True
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == name for t in node.targets
+        ):
             return True
     return False
 
@@ -133,7 +191,8 @@ def _is_known(target: Any, run: RunFolder) -> bool:
 def _source(module: str) -> Path | None:
     """Return the file of a module, without importing it; None if Python does not find it.
 
-    Also None below a folder without `__init__.py`: Python would take any folder of data for a package.
+    Also None below a folder without `__init__.py`: Python would take any folder of data for a
+    package.
     """
     package, *names = module.split(".")
     spec = importlib.util.find_spec(package) if signatures.is_there(package) else None

@@ -40,14 +40,19 @@ from lockstep.system.kinds import PathText, Positive, Seed
 # sections with names chosen by the user
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
-METRICS = ("task", "metrics")  # sections with a target and a name chosen by the user, inside another section
+# sections with a target and a name chosen by the user, inside another section
+METRICS = ("task", "metrics")
 
 
 class Config(Section):
     """One run."""
 
-    name: Annotated[Name | None, Scope.WATCHING] = Field(description="suffix of the run folder; null = data_model")
-    seed: Annotated[Seed, Scope.NUMBERS] = Field(description="seed of initial weights, order, augmentation and dropout")
+    name: Annotated[Name | None, Scope.WATCHING] = Field(
+        description="suffix of the run folder; null = data_model"
+    )
+    seed: Annotated[Seed, Scope.NUMBERS] = Field(
+        description="seed of initial weights, order, augmentation and dropout"
+    )
     global_batch_size: Annotated[Positive, Scope.NUMBERS] = Field(
         description="images per optimizer step, over all workers"
     )
@@ -57,8 +62,12 @@ class Config(Section):
     scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
         description="multiply batch size and learning rate by the number of workers"
     )
-    compile: Annotated[bool, Scope.PLACE] = Field(description="compile the network, which can take minutes")
-    calibrate: Annotated[bool, Scope.WATCHING] = Field(description="calibrate probabilities by the validation images")
+    compile: Annotated[bool, Scope.PLACE] = Field(
+        description="compile the network, which can take minutes"
+    )
+    calibrate: Annotated[bool, Scope.WATCHING] = Field(
+        description="calibrate probabilities by the validation images"
+    )
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
     resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
@@ -68,7 +77,9 @@ class Config(Section):
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
     )
-    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(description="print the script of a job without submitting it")
+    dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
+        description="print the script of a job without submitting it"
+    )
     launcher: Launcher
     sweep: Sweep
     search: Annotated[Search | None, Scope.SWEEP] = Field(description="set by search=...")
@@ -150,7 +161,11 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         return Search if len(path) == 1 else None
     found: Any = whole
     for name in path:
-        found = found.model_fields[name].annotation if is_section(found) and name in found.model_fields else None
+        found = (
+            found.model_fields[name].annotation
+            if is_section(found) and name in found.model_fields
+            else None
+        )
     return found if is_section(found) else None
 
 

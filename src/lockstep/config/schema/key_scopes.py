@@ -11,7 +11,8 @@ from lockstep.system.trees import at
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
 SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
-NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})  # these do not change the numbers of a run
+# these do not change the numbers of a run
+NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})
 
 # callbacks that a resume may add, remove and change: they only observe, or end a training
 FREE_CALLBACKS = (
@@ -20,12 +21,21 @@ FREE_CALLBACKS = (
     "lightning.pytorch.callbacks.Timer",
     "lockstep.callbacks.Pictures",
 )
-CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"  # free unless it chooses the best weights
-PATHS = ("root", "file", "cache", "download")  # parameters of Lockstep's own sources: where their files are
+# free unless it chooses the best weights
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
+# parameters of Lockstep's own sources: where their files are
+PATHS = ("root", "file", "cache", "download")
 EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
 # set by each environment of a benchmark, in place of the command line
 OF_ENVIRONMENTS = (
-    *("scale_with_workers", "strategy", "strategy.name", "trainer.devices", "trainer.loads", "trainer.max_time_s"),
+    *(
+        "scale_with_workers",
+        "strategy",
+        "strategy.name",
+        "trainer.devices",
+        "trainer.loads",
+        "trainer.max_time_s",
+    ),
 )
 
 

@@ -10,7 +10,8 @@ from lockstep.system.trees import at, leaves
 from lockstep.system.wording import near_names, question
 
 Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
-# settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for near names misses
+# settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for
+# near names misses
 FOREIGN_NAMES = {
     "trainer.max_epochs=...": "epoch nepochs",
     "trainer.max_epochs=... (an epoch: all images once)": "max_steps num_steps",
@@ -69,7 +70,9 @@ FOREIGN_NAMES = {
 }
 
 
-def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None) -> Error:
+def unknown_key(
+    tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
+) -> Error:
     """Describe an unknown key, with the setting for a name of another framework, else near names, else all names.
 
     `names` are the legal ones, if the schema does not have them.
@@ -84,9 +87,14 @@ def unknown_key(tree: dict[str, Any], path: Sequence[str], groups: Groups, names
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
     legal = [name for name in names or () if not name.startswith("_")]
-    known = f"{owner} has {', '.join(legal)}" if owner and legal else "remove it; --help lists the settings"
+    known = (
+        f"{owner} has {', '.join(legal)}"
+        if owner and legal
+        else "remove it; --help lists the settings"
+    )
     meant = meant_key(tree, path, groups, names)
-    meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant  # a bare name, as in scripts: epochs=5
+    # a bare name, as in scripts: epochs=5
+    meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant
     return Error("unknown", key, "is not a setting", question(meant, known))
 
 
@@ -94,7 +102,10 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
     """Return the legal keys below `path`; None if they are the parameters of a target."""
     if not path:
         root_fields = fields(root(tree))
-        return [*root_fields, *(group for group in groups if group not in root_fields and "/" not in group)]
+        return [
+            *root_fields,
+            *(group for group in groups if group not in root_fields and "/" not in group),
+        ]
     value = at(tree, path)
     if len(path) == 1 and path[0] in NAMED:
         return list(value) if isinstance(value, dict) else []
@@ -120,14 +131,30 @@ def meant_key(
     if at(tree, parents[:1]) is not None and path[0] in NAMED:
         return []
     whole = ".".join(path)
-    keys = {key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key != whole}
-    same = near_names(last, {name for key, name in keys.items() if key.partition(".")[0] not in NAMED}, cutoff=0.75)
+    keys = {
+        key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key != whole
+    }
+    same = near_names(
+        last,
+        {name for key, name in keys.items() if key.partition(".")[0] not in NAMED},
+        cutoff=0.75,
+    )
     elsewhere = [key for key, name in keys.items() if name in same][:2]
-    return elsewhere if at(tree, parents) is not None else near_names(whole, keys, cutoff=0.85) or elsewhere
+    return (
+        elsewhere
+        if at(tree, parents) is not None
+        else near_names(whole, keys, cutoff=0.85) or elsewhere
+    )
 
 
 def hint(*names: str) -> str:
     """Return the replacement of the first of these names that is listed above, or ""."""
     return next(
-        (f"write {line}" for name in names for line, theirs in FOREIGN_NAMES.items() if name in theirs.split()), ""
+        (
+            f"write {line}"
+            for name in names
+            for line, theirs in FOREIGN_NAMES.items()
+            if name in theirs.split()
+        ),
+        "",
     )

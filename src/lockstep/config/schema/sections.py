@@ -9,7 +9,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
-from lockstep.system.kinds import MAX_INTEGER, Count, NonNegative, Positive, PositiveFloat, Probability
+from lockstep.system.kinds import (
+    MAX_INTEGER,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Probability,
+)
 from lockstep.system.trees import leaves
 
 # a plain string replaces the type and its pattern in help and errors
@@ -20,9 +27,12 @@ Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
-# factors of colour are whole thousandths that float32 holds exactly (data/transforms/photometric.py)
+# factors of colour are whole thousandths that float32 holds exactly
+# (data/transforms/photometric.py)
 Jitter = Annotated[float, Ge(0), Le(10)]
-Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"]
+Dotted = Annotated[
+    str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"
+]
 
 
 class Scope(Enum):
@@ -52,7 +62,9 @@ def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
     """Return the scope of a key; None for a section whose keys have different scopes."""
     of_key = (item for item in field.metadata if isinstance(item, Scope))
     of_section = (
-        field.annotation.scope if section_type.scope is None and is_section(field.annotation) else section_type.scope
+        field.annotation.scope
+        if section_type.scope is None and is_section(field.annotation)
+        else section_type.scope
     )
     return next(of_key, of_section)
 
@@ -69,9 +81,14 @@ def _is_interval(values: list[float]) -> list[float]:
 
 
 TWO = Field(min_length=2, max_length=2)
-Ratios = Annotated[list[PositiveFloat], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high"]
+Ratios = Annotated[
+    list[PositiveFloat], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high"
+]
 Areas = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high <= 1"
+    list[Annotated[float, Field(gt=0, le=1)]],
+    TWO,
+    AfterValidator(_is_interval),
+    "[low, high], 0 < low <= high <= 1",
 ]
 
 
@@ -80,7 +97,9 @@ class RandomResizedCrop(Section):
 
     scope = Scope.NUMBERS
 
-    scale: Areas | None = Field(description="area of the part, as a fraction of the scaled image; null = off")
+    scale: Areas | None = Field(
+        description="area of the part, as a fraction of the scaled image; null = off"
+    )
     ratio: Ratios = Field(description="width to height of the part")
 
 
@@ -89,10 +108,18 @@ class ColorJitter(Section):
 
     scope = Scope.NUMBERS
 
-    brightness: Jitter = Field(description="grey levels times max(0, 1 - brightness) to 1 + brightness; 0 = off")
-    contrast: Jitter = Field(description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off")
-    saturation: Jitter = Field(description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off")
-    hue: Annotated[float, Ge(0), Le(0.5)] = Field(description="part of the circle by which the hue turns; 0 = off")
+    brightness: Jitter = Field(
+        description="grey levels times max(0, 1 - brightness) to 1 + brightness; 0 = off"
+    )
+    contrast: Jitter = Field(
+        description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off"
+    )
+    saturation: Jitter = Field(
+        description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off"
+    )
+    hue: Annotated[float, Ge(0), Le(0.5)] = Field(
+        description="part of the circle by which the hue turns; 0 = off"
+    )
 
 
 class RandAugment(Section):
@@ -100,7 +127,9 @@ class RandAugment(Section):
 
     scope = Scope.NUMBERS
 
-    num_ops: Annotated[int, Ge(0), Le(14)] = Field(description="random operations on each image; 0 = off")
+    num_ops: Annotated[int, Ge(0), Le(14)] = Field(
+        description="random operations on each image; 0 = off"
+    )
     magnitude: Annotated[int, Ge(0), Le(30)] = Field(description="strength of the operations")
 
 
@@ -118,11 +147,17 @@ class Augment(Section):
         description="mirror left-right with probability 1/2, or each image in every second epoch"
     )
     vertical_flip: bool = Field(description="turn upside down with probability 1/2")
-    rotation: Annotated[float, Ge(0), Le(180)] = Field(description="turn by up to this many degrees; 0 = off")
+    rotation: Annotated[float, Ge(0), Le(180)] = Field(
+        description="turn by up to this many degrees; 0 = off"
+    )
     color_jitter: ColorJitter
     cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
-    cutout_inside: bool = Field(description="the square of cutout does not cross the edge of the image")
-    erasing: Probability = Field(description="probability of a rectangle set to the mean colour (Random Erasing)")
+    cutout_inside: bool = Field(
+        description="the square of cutout does not cross the edge of the image"
+    )
+    erasing: Probability = Field(
+        description="probability of a rectangle set to the mean colour (Random Erasing)"
+    )
     trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
     rand_augment: RandAugment
     mixup: NonNegative = Field(
@@ -137,9 +172,15 @@ class Augment(Section):
     @property
     def used(self) -> dict[str, Any]:
         """The keys that switch something on, with their values."""
-        qualifiers: Any = {"crop_border": True, "cutout_inside": True, "rand_augment": {"magnitude"}}
+        qualifiers: Any = {
+            "crop_border": True,
+            "cutout_inside": True,
+            "rand_augment": {"magnitude"},
+        }
         qualifiers["random_resized_crop"] = {"ratio"}
-        return {key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value}
+        return {
+            key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value
+        }
 
 
 class Strategy(Section):
@@ -152,7 +193,9 @@ class Strategy(Section):
         description="auto: nccl on GPUs, gloo on CPUs"
     )
     timeout_s: Annotated[int, Scope.PLACE] = Field(
-        ge=5, le=MAX_INTEGER, description="time limit of a collective in seconds; after it the run fails"
+        ge=5,
+        le=MAX_INTEGER,
+        description="time limit of a collective in seconds; after it the run fails",
     )
     bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
         description="size of the buckets in which gradients are reduced, in MiB"
@@ -202,7 +245,9 @@ class Trainer(Section):
         "true: custom networks too"
     )
     accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
-    gradient_clip_norm: PositiveFloat | None = Field(description="largest L2 norm of the gradient; null = no limit")
+    gradient_clip_norm: PositiveFloat | None = Field(
+        description="largest L2 norm of the gradient; null = no limit"
+    )
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
         description="optimizer steps between two points of a curve"
     )
@@ -210,10 +255,14 @@ class Trainer(Section):
     max_time_s: Annotated[PositiveFloat | None, Scope.PLACE] = Field(
         description="stop with a checkpoint after this many seconds of training; a resume counts from 0 again"
     )
-    limit_train_batches: Positive | None = Field(description="maximum number of micro-batches per epoch")
+    limit_train_batches: Positive | None = Field(
+        description="maximum number of micro-batches per epoch"
+    )
     limit_val_batches: Positive | None = Field(description="maximum number of validation batches")
     limit_test_batches: Positive | None = Field(description="maximum number of test batches")
-    overfit_batches: Count = Field(description="train, validate and test on the first N global batches; 0 = off")
+    overfit_batches: Count = Field(
+        description="train, validate and test on the first N global batches; 0 = off"
+    )
     profiler: Annotated[Literal["simple", "advanced", "pytorch"] | None, Scope.WATCHING] = Field(
         description="Lightning's profiler"
     )
@@ -232,15 +281,24 @@ class ParameterGroup(Section):
 
     scope = Scope.NUMBERS
 
-    pattern: Annotated[str, Field(min_length=1), AfterValidator(_compile_pattern), "a regular expression"] | None = (
-        Field(description="regular expression, searched in names such as layer1.0.conv1.weight; null = the last layer")
+    pattern: (
+        Annotated[
+            str, Field(min_length=1), AfterValidator(_compile_pattern), "a regular expression"
+        ]
+        | None
+    ) = Field(
+        description="regular expression, searched in names such as layer1.0.conv1.weight; null = the last layer"
     )
-    lr_factor: PositiveFloat = Field(default=1.0, description="factor of the scheduled learning rate")
+    lr_factor: PositiveFloat = Field(
+        default=1.0, description="factor of the scheduled learning rate"
+    )
     weight_decay: NonNegative | None = Field(
-        default=None, description="weight decay of weights, not of norms and biases; null = that of the optimizer"
+        default=None,
+        description="weight decay of weights, not of norms and biases; null = that of the optimizer",
     )
     frozen_epochs: Count | None = Field(
-        default=0, description="epochs before training starts; 0 = train from the start, null = never train"
+        default=0,
+        description="epochs before training starts; 0 = train from the start, null = never train",
     )
 
 
@@ -250,16 +308,28 @@ class Cluster(Section):
     scope = Scope.SUBMISSION
 
     name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
-    partition: Word | None = Field(description="SLURM partition; null = its default, as for the next two")
+    partition: Word | None = Field(
+        description="SLURM partition; null = its default, as for the next two"
+    )
     account: Word | None = Field(description="account to charge")
     qos: Word | None = Field(description="quality of service")
-    time_min: Positive | None = Field(description="time limit in minutes, after which the job is requeued")
-    memory_gib: PositiveFloat | None = Field(description="memory per node in GiB; null = SLURM's default")
+    time_min: Positive | None = Field(
+        description="time limit in minutes, after which the job is requeued"
+    )
+    memory_gib: PositiveFloat | None = Field(
+        description="memory per node in GiB; null = SLURM's default"
+    )
     cpus_per_worker: Positive | None = Field(description="cores per worker; null = SLURM's default")
-    gpus_per_node: Count | None = Field(description="GPUs per node; null = one per worker, none with strategy=cpu")
+    gpus_per_node: Count | None = Field(
+        description="GPUs per node; null = one per worker, none with strategy=cpu"
+    )
     constraint: Line | None = Field(description="required features of a node")
-    sbatch: list[Line] = Field(description="additional options of sbatch, e.g. [--exclusive,'--reservation=class']")
-    setup: list[Line] = Field(description="shell lines before the training, e.g. [module load cuda]")
+    sbatch: list[Line] = Field(
+        description="additional options of sbatch, e.g. [--exclusive,'--reservation=class']"
+    )
+    setup: list[Line] = Field(
+        description="shell lines before the training, e.g. [module load cuda]"
+    )
     container: Line | None = Field(
         description="command before python, e.g. 'apptainer exec --nv image.sif'; uses the container's python"
     )
@@ -284,7 +354,9 @@ class Sweep(Section):
 
     scope = Scope.SWEEP
 
-    name: Name | None = Field(description="suffix of the sweep folder, to resume it; null = the same command")
+    name: Name | None = Field(
+        description="suffix of the sweep folder, to resume it; null = the same command"
+    )
     test: Literal["best", "all", "none"] = Field(description="trials to evaluate on the test set")
 
 
@@ -300,9 +372,12 @@ class ExecutionEnvironment(Section):
         description="workers on each machine; all = every GPU, or one process per core, at least two in total"
     )
     num_nodes: Literal["all"] | Positive = Field(
-        default=1, description="machines; all = every machine of the SLURM allocation, outside of one this machine"
+        default=1,
+        description="machines; all = every machine of the SLURM allocation, outside of one this machine",
     )
-    scale_with_workers: bool = Field(description="multiply batch size and learning rate by the number of workers")
+    scale_with_workers: bool = Field(
+        description="multiply batch size and learning rate by the number of workers"
+    )
 
 
 class Benchmark(Section):
@@ -311,4 +386,6 @@ class Benchmark(Section):
     scope = Scope.BENCHMARK
 
     budget_s: PositiveFloat = Field(description="seconds of training in each environment")
-    environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(description="by name, in this order")
+    environments: dict[EnvironmentName, ExecutionEnvironment | None] = Field(
+        description="by name, in this order"
+    )

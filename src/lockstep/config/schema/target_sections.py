@@ -14,10 +14,12 @@ from lockstep.system.kinds import Count, NonNegative, PathText, Positive, Positi
 from lockstep.system.wording import expand_path
 
 CLASSIFIER = "lockstep.models.Classifier"
-LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}  # of networks
+# of networks
+LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
 VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
-# Lightning's loggers of services: their package, and their parameters for the name and the id of a run
+# Lightning's loggers of services: their package, and their parameters for the name and the id of a
+# run
 SERVICES = {
     "lightning.pytorch.loggers.WandbLogger": ("wandb", "name", "id"),
     "lightning.pytorch.loggers.MLFlowLogger": ("mlflow", "run_name", "run_id"),
@@ -41,7 +43,8 @@ class Target(Section):
     model_config = ConfigDict(extra="allow")
     scope = Scope.NUMBERS
 
-    passed: ClassVar[tuple[str, ...]] = ()  # keys of this section that are arguments of the callable, too
+    # keys of this section that are arguments of the callable, too
+    passed: ClassVar[tuple[str, ...]] = ()
 
     target: Dotted = Field(alias="_target_", description="callable")
 
@@ -54,7 +57,9 @@ class Target(Section):
 class Open(Target):
     """A callable that is called, or bound to its arguments if the caller adds more."""
 
-    partial: bool = Field(default=False, alias="_partial_", description="the caller adds more arguments")
+    partial: bool = Field(
+        default=False, alias="_partial_", description="the caller adds more arguments"
+    )
 
 
 class Partial(Target):
@@ -72,9 +77,13 @@ class Optimizer(Partial):
 
     passed = ("lr", "weight_decay")
 
-    lr: PositiveFloat | None = Field(default=None, exclude_if=_is_none, description="peak learning rate")
+    lr: PositiveFloat | None = Field(
+        default=None, exclude_if=_is_none, description="peak learning rate"
+    )
     weight_decay: NonNegative | None = Field(
-        default=None, exclude_if=_is_none, description="weight decay of weights, not of norms and biases"
+        default=None,
+        exclude_if=_is_none,
+        description="weight decay of weights, not of norms and biases",
     )
 
     @property
@@ -122,11 +131,16 @@ class Data(Target):
         description="distance up to which `lockstep data check` reports two images as near copies; 0 = equal ones only",
     )
     folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
-        default=None, description="equal parts of the training images, each the test split of one run; null = none"
+        default=None,
+        description="equal parts of the training images, each the test split of one run; null = none",
     )
-    fold: Count = Field(default=0, description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn")
+    fold: Count = Field(
+        default=0,
+        description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn",
+    )
     shared_groups: Annotated[Literal["refuse", "accept"], Scope.PLACE] = Field(
-        default="refuse", description="groups or files in two splits that are given: an error, or used as they are"
+        default="refuse",
+        description="groups or files in two splits that are given: an error, or used as they are",
     )
 
     @property
@@ -152,14 +166,18 @@ class Data(Target):
     def is_copied(self) -> bool:
         """True if machines read a copy of the files, not the files themselves."""
         has_cache = self.arguments().get("cache") is not None
-        return self.target in OF_FILES and (self.copy_to is not None or (self.is_remote and has_cache))
+        return self.target in OF_FILES and (
+            self.copy_to is not None or (self.is_remote and has_cache)
+        )
 
     def resolve_paths(self) -> "Data":
         """Replace ~ and $NAME in the paths by the variables of this process; a configuration keeps the name.
 
         Raises ValueError, with a line for each variable that is not set.
         """
-        paths = {key: path for key in DATA_PATHS if isinstance(path := getattr(self, key, None), str)}
+        paths = {
+            key: path for key in DATA_PATHS if isinstance(path := getattr(self, key, None), str)
+        }
         errors = [
             f"data.{key}={path}: ${name} is not set on {socket.gethostname()}: set it there, or give a path"
             for key, path in paths.items()
@@ -176,12 +194,18 @@ class Search(Section):
 
     scope = Scope.SWEEP
 
-    num_trials: Positive = Field(description="number of drawn points that are trained to the end or pruned")
+    num_trials: Positive = Field(
+        description="number of drawn points that are trained to the end or pruned"
+    )
     sampler: Open = Field(description="a sampler of optuna.samplers")
-    pruner: Open | None = Field(description="a pruner of optuna.pruners, called after every epoch; null = no pruning")
+    pruner: Open | None = Field(
+        description="a pruner of optuna.pruners, called after every epoch; null = no pruning"
+    )
 
 
-def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def targets(
+    value: Any, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Yield the path and value of every section with a `_target_`, nested ones too."""
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):

@@ -10,7 +10,8 @@ from pydantic.fields import FieldInfo
 from lockstep.config.schema.sections import is_section
 from lockstep.system.kinds import MAX_INTEGER
 
-PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")  # of types with values in YAML
+# of types with values in YAML
+PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")
 
 
 def kind_of(field: FieldInfo) -> str:
@@ -26,7 +27,11 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return texts[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        nested = [m for item in arguments[1:] for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        nested = [
+            m
+            for item in arguments[1:]
+            for m in (item.metadata if isinstance(item, FieldInfo) else [item])
+        ]
         return kind(arguments[0], [*nested, *metadata[::-1]])
     if origin is Literal:
         return "|".join(str(value).lower() for value in arguments)
@@ -44,7 +49,10 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
-    high = next((f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != MAX_INTEGER), high)
+    high = next(
+        (f" <= {item.le}" for item in metadata if isinstance(item, Le) and item.le != MAX_INTEGER),
+        high,
+    )
     if low and not high:
         number, sign, _ = low.split(" ")
         return f"{name} {sign.replace('<', '>')} {number}"

@@ -1,6 +1,7 @@
 """Samples of a torch Dataset, each made from its own random state.
 
-So random transforms give the same sample for any number of workers and processes, and after a resume.
+So random transforms give the same sample for any number of workers and processes, and after a
+resume.
 """
 
 import contextlib
@@ -23,10 +24,11 @@ from lockstep.system.tracebacks import located
 class Samples:
     """Samples of a map-style `dataset` at `rows`: pairs of an input (C, H, W) and a target.
 
-    Before each sample the global random states of torch (CPU), NumPy and `random` are set from (seed, epoch, row) for
-    training, and from (seed, row) if `is_evaluated`, so that all evaluations use the same samples. `no_inputs`
-    (0, C, H, W) and `no_targets` (0, ...) have the shapes and dtypes of all samples. `setting` is the configuration key
-    of the dataset, for messages. `labels` are the class numbers int64 of the whole dataset, None if they are not known.
+    Before each sample the global random states of torch (CPU), NumPy and `random` are set from
+    (seed, epoch, row) for training, and from (seed, row) if `is_evaluated`, so that all evaluations
+    use the same samples. `no_inputs` (0, C, H, W) and `no_targets` (0, ...) have the shapes and
+    dtypes of all samples. `setting` is the configuration key of the dataset, for messages. `labels`
+    are the class numbers int64 of the whole dataset, None if they are not known.
     """
 
     dataset: Dataset[Any]
@@ -61,26 +63,37 @@ class Samples:
     def head(self, count: int) -> "Samples":
         return replace(self, rows=self.rows[:count])
 
-    def make(self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def make(
+        self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Make inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,), as torch's default_collate does.
 
-        Random states depend on the rows of the dataset, in an epoch that repeats samples on `drawn_by` (n,).
-        Raises ImageError with the setting and row of a sample that cannot be made or differs in shape or dtype.
+        Random states depend on the rows of the dataset, in an epoch that repeats samples on
+        `drawn_by` (n,). Raises ImageError with the setting and row of a sample that cannot be made
+        or differs in shape or dtype.
         """
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
         with _keep_random_states():
             rows = self.rows[positions]
-            for row, key in zip(rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True):
+            for row, key in zip(
+                rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True
+            ):
                 seed = seed_of(self.seed, "sample", self.setting, *keys, key)
-                torch.default_generator.manual_seed(seed)  # not those of GPUs, which torch.manual_seed sets too
+                # not those of GPUs, which torch.manual_seed sets too
+                torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
                 random.seed(seed)
                 one_input, target = pair(self.dataset, row, self.setting)
-                for what, value, like in (("input", one_input, self.no_inputs), ("target", target, self.no_targets)):
+                for what, value, like in (
+                    ("input", one_input, self.no_inputs),
+                    ("target", target, self.no_targets),
+                ):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
                         problem = f"sample {row} is {shape_text(value)}, that of the first one {shape_text(like, 1)}"
-                        hint = "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
+                        hint = (
+                            "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
+                        )
                         raise ImageError([f"{self.setting}: the {what} of {problem}: {hint}."])
                 inputs.append(one_input)
                 targets.append(target)
@@ -96,16 +109,25 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # custom code raises any exception
-        raise ImageError([f"{setting}: sample {row} cannot be made ({_reason(error)}): fix or skip it."]) from error
+        raise ImageError(
+            [f"{setting}: sample {row} cannot be made ({_reason(error)}): fix or skip it."]
+        ) from error
     if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ImageError([f"{setting}: sample {row} is a {type(sample).__name__}: give a pair (input, target)."])
+        raise ImageError(
+            [f"{setting}: sample {row} is a {type(sample).__name__}: give a pair (input, target)."]
+        )
     one_input, target = sample
     if not isinstance(one_input, Tensor):
         problem = f"a {type(one_input).__name__} and not a tensor"
         hint = "end the transforms of the Dataset with transforms.v2.ToImage()"
         raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
-    if one_input.dim() != 3 or not (one_input.dtype == torch.uint8 or one_input.is_floating_point()):
-        problem, hint = shape_text(one_input), "give an image (C, H, W), uint8 of 0 to 255 or floats"
+    if one_input.dim() != 3 or not (
+        one_input.dtype == torch.uint8 or one_input.is_floating_point()
+    ):
+        problem, hint = (
+            shape_text(one_input),
+            "give an image (C, H, W), uint8 of 0 to 255 or floats",
+        )
         raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
     if isinstance(target, bool | int | np.generic | np.ndarray):
         target = torch.as_tensor(target)
@@ -113,7 +135,9 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
         target = torch.tensor(target, dtype=torch.float64)  # as default_collate does
     if not isinstance(target, Tensor):
         problem = f"a {type(target).__name__}"
-        raise ImageError([f"{setting}: the target of sample {row} is {problem}: give a number or a tensor."])
+        raise ImageError(
+            [f"{setting}: the target of sample {row} is {problem}: give a number or a tensor."]
+        )
     return one_input.as_subclass(Tensor), target.as_subclass(Tensor)
 
 

@@ -18,7 +18,18 @@ from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, of PostScript among others: no file reaches the rest
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
+HEIF_BRANDS = (
+    b"heic",
+    b"heix",
+    b"heim",
+    b"heis",
+    b"hevc",
+    b"hevx",
+    b"hevm",
+    b"hevs",
+    b"mif1",
+    b"msf1",
+)
 Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
 Turn = Callable[[Array], Array]
 TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
@@ -49,8 +60,9 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
 
     Raises ImageError, also for an image that would be too large once it is scaled.
 
-    A JPEG is shrunk by 2, 4 or 8 as it is decoded, if it stays twice as large as `view` scales it, at least. Plain
-    JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its copies. Pillow has all other files.
+    A JPEG is shrunk by 2, 4 or 8 as it is decoded, if it stays twice as large as `view` scales it,
+    at least. Plain JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its
+    copies. Pillow has all other files.
     """
     try:
         with open_image(path) as file:
@@ -59,7 +71,11 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             size = _shrunk(file, view)
             plain = _plain_jpeg(file, channels)
-            pixels = pixels_of(file, channels, view.background) if plain is None else _as_tensor(plain, _turn(file))
+            pixels = (
+                pixels_of(file, channels, view.background)
+                if plain is None
+                else _as_tensor(plain, _turn(file))
+            )
             size = size or size_of(pixels)
             view.scaled_size(*size)
             return DecodedImage(pixels, size)
@@ -68,7 +84,9 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
     except Exception as error:  # decoders raise any exception
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
-        raise ImageError([f"image {path} cannot be read ({reason}): replace or delete it."]) from error
+        raise ImageError(
+            [f"image {path} cannot be read ({reason}): replace or delete it."]
+        ) from error
 
 
 def open_image(path: str) -> ImageFile:
@@ -95,7 +113,9 @@ def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
     if file.format not in JPEGS or view.size is None:
         return None
     size = upright_size(file)
-    factor = min(side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True))
+    factor = min(
+        side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True)
+    )
     if factor < 2:
         return None
     file.draft(file.mode, (file.width // factor, file.height // factor))
@@ -111,10 +131,13 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     if os.fstat(file.fp.fileno()).st_size > MAX_JPEG_BYTES:
         return None
     height, width = file.height, file.width
-    most = np.empty((height, width, channels), np.uint8)  # refused if the rest of the file says that it is larger
+    # refused if the rest of the file says that it is larger
+    most = np.empty((height, width, channels), np.uint8)
     file.fp.seek(0)
     try:
-        return simplejpeg.decode_jpeg(file.fp.read(), colours, min_height=height, min_width=width, buffer=most)
+        return simplejpeg.decode_jpeg(
+            file.fp.read(), colours, min_height=height, min_width=width, buffer=most
+        )
     except ValueError:
         return None
 
@@ -122,7 +145,8 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
 def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
     """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`.
 
-    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of Pillow.
+    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of
+    Pillow.
     """
     image.load()  # sets mode and EXIF
     if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32

@@ -1,8 +1,9 @@
 """Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
 
-A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the files>.rows`, the scaled
-images (ragged_table.py), which every process maps into memory; `<digest>.json`, their statistics; and `.lock`, held by
-the process that decodes. The kernel releases the lock when its holder exits.
+A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the
+files>.rows`, the scaled images (ragged_table.py), which every process maps into memory;
+`<digest>.json`, their statistics; and `.lock`, held by the process that decodes. The kernel
+releases the lock when its holder exits.
 """
 
 import contextlib
@@ -24,14 +25,23 @@ from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, decode_all
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.ragged_table import RaggedTable, Rows
-from lockstep.data.splits import Images, Pixels, Splits, Statistics, channel_statistics, value_counts
+from lockstep.data.splits import (
+    Images,
+    Pixels,
+    Splits,
+    Statistics,
+    channel_statistics,
+    value_counts,
+)
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural, size_text
 
 FORMAT = 5  # increased when the same files give other pixels
-HINT = "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
+HINT = (
+    "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +57,9 @@ class Decoding:
     def files(self) -> ImageFiles:
         paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
         mean_bytes = float(self.table.states[:, 0].mean())
-        return ImageFiles(np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes)
+        return ImageFiles(
+            np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes
+        )
 
     @property
     def place(self) -> Path:
@@ -56,7 +68,10 @@ class Decoding:
         settings = f"{FORMAT} {self.channels} {self.view} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
         size = "x".join(map(str, self.view.size or ("full",)))
-        return Path(self.cache).expanduser() / f"{self.table.folder.resolve().name}-{self.channels}x{size}-{code}"
+        return (
+            Path(self.cache).expanduser()
+            / f"{self.table.folder.resolve().name}-{self.channels}x{size}-{code}"
+        )
 
     @property
     def path(self) -> Path:
@@ -66,14 +81,21 @@ class Decoding:
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
         """Sizes (N, 2) of the scaled images."""
-        print(f"Reading the sizes of {plural(len(self.files), 'image')} of {self.table.folder.name}", flush=True)
+        print(
+            f"Reading the sizes of {plural(len(self.files), 'image')} of {self.table.folder.name}",
+            flush=True,
+        )
         return self.files.scaled_sizes()
 
     @cached_property
     def num_bytes(self) -> int:
         """Bytes of all images as they are kept."""
         found = self.open_cache() if self.cache is not None else None
-        return int(found.nbytes if found is not None else ragged_table.starts_of(self.sizes, self.channels)[-1])
+        return int(
+            found.nbytes
+            if found is not None
+            else ragged_table.starts_of(self.sizes, self.channels)[-1]
+        )
 
     def streaming_reason(self, memory: str) -> str:
         """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
@@ -88,11 +110,17 @@ class Decoding:
         if memory == "once" and (self.cache is None or self.open_cache() is None):
             return self.list_splits("each image is used once")
         images = self._images(memory)
-        return images if memory == "once" else replace(images, statistics=self._statistics(images.train.pixels))
+        return (
+            images
+            if memory == "once"
+            else replace(images, statistics=self._statistics(images.train.pixels))
+        )
 
     def list_splits(self, reason: str = "") -> Splits:
         """Return the images as files that are not opened, without statistics."""
-        return self._splits(lambda rows: replace(self.files, files=self.files.files[rows], reason=reason))
+        return self._splits(
+            lambda rows: replace(self.files, files=self.files.files[rows], reason=reason)
+        )
 
     def _images(self, memory: str) -> Splits:
         if reason := self.streaming_reason(memory):
@@ -129,7 +157,8 @@ class Decoding:
     def _statistics(self, pixels: Pixels) -> Statistics:
         """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
 
-        They do not depend on where the pixels are, so that a run can resume on a machine with less memory.
+        They do not depend on where the pixels are, so that a run can resume on a machine with less
+        memory.
         """
         sample = sampled_positions(len(pixels))
         rows = self.table.splits["train"][sample.numpy()]
@@ -143,17 +172,22 @@ class Decoding:
             counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
             statistics = channel_statistics(torch.stack(list(counts)).sum(0))
         if path is not None:
-            with contextlib.suppress(OSError):  # a cache that is only readable: measured in every run
+            # a cache that is only readable: measured in every run
+            with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, known | {key: statistics})
         return statistics
 
-    # -- the cache -----------------------------------------------------------------------------------------------------
+    # -- the cache ---------------------------------------------------------------------------------
 
     def open_cache(self) -> RaggedTable | None:
         """Map the images of the cache, read-only; None if it has no complete file of them."""
         with self._explain_disk_errors(), contextlib.suppress(ValueError, EOFError):  # incomplete
-            return RaggedTable.open(open(self.path, "rb"), self.channels) if is_trusted(self.path) else None
+            return (
+                RaggedTable.open(open(self.path, "rb"), self.channels)
+                if is_trusted(self.path)
+                else None
+            )
 
     def _fill_cache(self) -> RaggedTable:
         """Decode the images into the cache, unless another process does, and remove those of other states of them."""
@@ -164,13 +198,20 @@ class Decoding:
                 return found
             count, total, free = len(self.files), self.num_bytes, shutil.disk_usage(self.place).free
             if total > free:
-                raise self._no_space(f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free")
+                raise self._no_space(
+                    f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free"
+                )
             remove_leftovers(self.place, is_deep=False)
             progress = Progress(f"Decoding {what}", "images")
 
-            with atomic_file(self.path) as file, ragged_table.stores(file, self.files, self.sizes) as store:
+            with (
+                atomic_file(self.path) as file,
+                ragged_table.stores(file, self.files, self.sizes) as store,
+            ):
                 # all cores: the other processes of this machine wait
-                decode_all(self.files, num_cores(), store, lambda num_done: progress.show(num_done, count))
+                decode_all(
+                    self.files, num_cores(), store, lambda num_done: progress.show(num_done, count)
+                )
             for other in self.place.iterdir():
                 if not other.name.startswith((f"{self.table.digest}.", ".")):
                     other.unlink(missing_ok=True)  # a process that has it mapped can still read it
@@ -187,7 +228,9 @@ class Decoding:
     def _lock_cache(self) -> Iterator[None]:
         self.place.mkdir(parents=True, exist_ok=True)
         if not is_own_folder(self.place):
-            raise ValueError(f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}")
+            raise ValueError(
+                f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}"
+            )
         with wait_for_lock(self.place / ".lock", f"decodes {self.table.folder.name}"):
             yield
 
@@ -208,8 +251,12 @@ class Decoding:
 def refuse_beyond_memory(setting: str, needed: int) -> None:
     available = available_bytes()
     if available is not None and needed > available:
-        sizes = f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
-        raise ValueError(f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream.")
+        sizes = (
+            f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
+        )
+        raise ValueError(
+            f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream."
+        )
 
 
 def is_trusted(path: Path) -> bool:

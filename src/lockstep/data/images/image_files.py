@@ -19,15 +19,17 @@ from lockstep.system.hardware import num_cores
 
 NUM_SAMPLED = 4096
 NUM_PER_RUN = 32  # images a thread decodes in one task
-Store = Callable[[int, Tensor], object]  # of the position of an image, and its scaled pixels (C, h, w)
+# of the position of an image, and its scaled pixels (C, h, w)
+Store = Callable[[int, Tensor], object]
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
     """N image files as uint8 (C, H, W), as the network views them; without a size all must have that of `first`.
 
-    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a list. `mean_bytes`
-    is the average size of a file. `reason` is why the images are not decoded in advance, for people.
+    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a
+    list. `mean_bytes` is the average size of a file. `reason` is why the images are not decoded in
+    advance, for people.
     """
 
     files: NDArray[np.bytes_]
@@ -58,7 +60,9 @@ class ImageFiles:
         if self.view.size is None and (height, width) != self.shape[2:]:
             sizes = f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) and {path} {height}x{width}"
             hint = f"set data.image_size, e.g. {min(self.shape[2:])}"
-            raise ImageError([f"data.image_size=null needs images of one size, but {sizes}: {hint}."])
+            raise ImageError(
+                [f"data.image_size=null needs images of one size, but {sizes}: {hint}."]
+            )
         return image
 
     def scaled_image(self, position: int) -> Tensor:
@@ -75,7 +79,9 @@ class ImageFiles:
 
         def size(file: bytes) -> tuple[int, int]:
             with contextlib.suppress(Exception), open_image(os.fsdecode(file)) as image:
-                return self.view.scaled_size(*((image.height, image.width) if is_square else upright_size(image)))
+                return self.view.scaled_size(
+                    *((image.height, image.width) if is_square else upright_size(image))
+                )
             return 0, 0
 
         runs = np.split(self.files, range(NUM_PER_RUN, len(self), NUM_PER_RUN))
@@ -106,19 +112,24 @@ class ImageFiles:
     def num_threads(self, most: int) -> int:
         """Return how many threads decode: one for small files, which would wait for the interpreter, else `most`.
 
-        Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at 550 and 850.
+        Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at
+        550 and 850.
         """
         return most if self.mean_bytes > 16 * 1024 else 1
 
     def threads(self, most: int) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.num_threads(most), initializer=torch.set_num_threads, initargs=(1,))
+        return ThreadPoolExecutor(
+            self.num_threads(most), initializer=torch.set_num_threads, initargs=(1,)
+        )
 
 
-def decode_all(images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None) -> None:
+def decode_all(
+    images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None
+) -> None:
     """Call `store` with the position and the scaled pixels (C, h, w) of each image, in any of the threads.
 
-    `show` gets the number of images done. Raises ImageError with every image that cannot be used, after the others are
-    stored.
+    `show` gets the number of images done. Raises ImageError with every image that cannot be used,
+    after the others are stored.
     """
     errors: dict[int, str] = {}
 

@@ -27,14 +27,31 @@ IMAGE_SUFFIXES = (
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
 NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # read where pi-heif is installed
-# images that are never read, most of them raw files of cameras, whose previews Pillow would take for the image
+# images that are never read, most of them raw files of cameras, whose previews Pillow would take
+# for the image
 UNREAD_SUFFIXES = (
-    *(".3fr", ".arw", ".cr2", ".cr3", ".dng", ".erf", ".exr", ".jxl", ".jxr", ".kdc", ".mrw", ".nef", ".nrw", ".orf"),
+    *(
+        ".3fr",
+        ".arw",
+        ".cr2",
+        ".cr3",
+        ".dng",
+        ".erf",
+        ".exr",
+        ".jxl",
+        ".jxr",
+        ".kdc",
+        ".mrw",
+        ".nef",
+        ".nrw",
+        ".orf",
+    ),
     *(".pef", ".psd", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".svg", ".tga", ".x3f"),
 )
 # thumbnails, archive metadata and trash
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
-COPY_RECORD = ".copied"  # next to the folder of a copy: its origin, the digest there, and that of the copied files
+# next to the folder of a copy: its origin, the digest there, and that of the copied files
+COPY_RECORD = ".copied"
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -48,10 +65,11 @@ SPLIT_NAMES = {
 class ImageTable:
     """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
 
-    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions int64 by split,
-    `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, `groups` (N) as those of `Images`, and `dates` (N),
-    None for those in EXIF data. `digest` changes with every file that is added, removed, renamed or written to.
-    `origin` is the path of the folder or list. A copy has digest and origin of its source, so that both use one cache.
+    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions
+    int64 by split, `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, `groups` (N) as those
+    of `Images`, and `dates` (N), None for those in EXIF data. `digest` changes with every file that
+    is added, removed, renamed or written to. `origin` is the path of the folder or list. A copy has
+    digest and origin of its source, so that both use one cache.
     """
 
     setting: str
@@ -67,13 +85,15 @@ class ImageTable:
     dates: list[str] | None = None
 
 
-def list_classes(root: str, group: str | int | None = None, *, is_other: bool = False) -> ImageTable:
+def list_classes(
+    root: str, group: str | int | None = None, *, is_other: bool = False
+) -> ImageTable:
     """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
 
-    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and
-    system folders are skipped. `group` is that of `group_names`, of paths from the class on. Raises
-    FileNotFoundError or ValueError. Data `is_other` than those of a training: one class is enough, and images without a
-    group are groups of their own.
+    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack
+    classes. Hidden and system folders are skipped. `group` is that of `group_names`, of paths from
+    the class on. Raises FileNotFoundError or ValueError. Data `is_other` than those of a training:
+    one class is enough, and images without a group are groups of their own.
     """
     folder, split_folders = class_folders(root, least=1 if is_other else 2)
     files: dict[str, State] = {}
@@ -100,10 +120,15 @@ def list_classes(root: str, group: str | int | None = None, *, is_other: bool = 
     print_unread(f"data.root={root}", unread)
     if empty:
         hint = f"Add images ({', '.join(image_suffixes())}) or delete them."
-        raise ValueError(f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}")
+        raise ValueError(
+            f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}"
+        )
     names, states = list(files), np.array(list(files.values()), np.int64)
     copied = read_record(folder, names, states)
-    digest, origin = copied.get("digest", digest_of(names, states)), copied.get("origin", str(folder.resolve()))
+    digest, origin = (
+        copied.get("digest", digest_of(names, states)),
+        copied.get("origin", str(folder.resolve())),
+    )
     # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     place = f"data.root={root}", folder, names, states, digest, origin
@@ -112,21 +137,29 @@ def list_classes(root: str, group: str | int | None = None, *, is_other: bool = 
 
 
 def group_names(
-    setting: str, group: str | int | None, paths: Sequence[str], singles: Sequence[str] | None = None
+    setting: str,
+    group: str | int | None,
+    paths: Sequence[str],
+    singles: Sequence[str] | None = None,
 ) -> list[str] | None:
     r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
 
-    A number is short for so many folders below the first, the class. Where it finds nothing, the group is the text of
-    the image in `singles`. Raises ValueError if it cannot be used, or finds nothing and there are no `singles`.
+    A number is short for so many folders below the first, the class. Where it finds nothing, the
+    group is the text of the image in `singles`. Raises ValueError if it cannot be used, or finds
+    nothing and there are no `singles`.
     """
     if group is None:
         return None
     try:
-        pattern = re.compile(rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group)
+        pattern = re.compile(
+            rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group
+        )
         found = [match[1] or "" if (match := pattern.search(path)) else "" for path in paths]
     except (re.error, IndexError) as error:
         problem = f"is not a regular expression with a bracket (...) around the group ({error})"
-        raise ValueError(rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'.") from error
+        raise ValueError(
+            rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'."
+        ) from error
     if "" in found:
         count = f"{found.count(''):,} of {len(paths):,} images of {setting}, such as {paths[found.index('')]}"
         hint = "correct it, rename the files, or set it to null"
@@ -180,7 +213,9 @@ def list_images(folder: Path) -> list[str]:
 def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> dict[str, str]:
     """Return `origin` and `digest` of the source of a copy; empty for another or a changed folder."""
     record = read_json(folder.absolute().parent / COPY_RECORD)
-    return record if record and record["files"] == copied_digest(names, states[:, :2].tolist()) else {}
+    return (
+        record if record and record["files"] == copied_digest(names, states[:, :2].tolist()) else {}
+    )
 
 
 def copied_digest(names: Sequence[str], states: Sequence[Sequence[object]]) -> str:
@@ -215,7 +250,9 @@ def print_unread(setting: str, names: Sequence[str]) -> None:
     if counts:
         kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common())
         hint = f"{HEIF_HINT} or " if counts.keys() & {*HEIF_SUFFIXES} else ""
-        _print_once(f"{setting}: {plural(counts.total(), 'file')} not read, {kinds}: {hint}{CONVERT_HINT}")
+        _print_once(
+            f"{setting}: {plural(counts.total(), 'file')} not read, {kinds}: {hint}{CONVERT_HINT}"
+        )
 
 
 def class_order(name: str) -> tuple[float, str]:
@@ -255,7 +292,9 @@ def require_folder(root: str) -> Path:
     """Return the path of data.root. Raises FileNotFoundError if it does not exist, ValueError if it is a file."""
     folder = require_path(root, f"data.root={root}")
     if folder.is_file():
-        raise ValueError(f"data.root={root} is a file: give a folder, or a list by data=list data.file=...")
+        raise ValueError(
+            f"data.root={root} is a file: give a folder, or a list by data=list data.file=..."
+        )
     return folder
 
 
@@ -264,21 +303,26 @@ def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, Stat
 
     Names of other files are added to `unread`.
     """
-    # links to folders are followed: one could lead in a circle, or to images that are already listed
+    # links to folders are followed: one could lead in a circle, or to images that are already
+    # listed
     above = {folder, *folder.absolute().parents, *folder.resolve().parents}
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
     seen = {(state.st_dev, state.st_ino) for state in map(os.stat, above)}
     return dict(_walk(str(folder), prefix, seen, unread))
 
 
-def _walk(folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str]) -> Iterator[tuple[str, State]]:
+def _walk(
+    folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str]
+) -> Iterator[tuple[str, State]]:
     for name in sorted(os.listdir(folder)):
         path, is_read = f"{folder}/{name}", is_image(name)
         try:
             state = os.stat(path)
         except OSError as error:
             if is_read:
-                raise ValueError(f"image {path} cannot be read ({error.strerror}): fix or delete it.") from error
+                raise ValueError(
+                    f"image {path} cannot be read ({error.strerror}): fix or delete it."
+                ) from error
             continue
         inode = (state.st_dev, state.st_ino)
         if is_read and stat.S_ISREG(state.st_mode):
@@ -307,20 +351,32 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
     for path in _subfolders(folder):
         parts.get(SPLIT_NAMES.get(path.name.lower(), ""), others).append(path)
     found = list(itertools.chain(*parts.values()))
-    # a folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is a class
-    has_splits = parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+    # a folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is
+    # a class
+    has_splits = (
+        parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+    )
     if not has_splits or not any(map(_subfolders, found)):
         _refuse_splits(root, folder)
         return {"train": folder}
     if not parts["train"]:
         hint = "add it, with one folder per class"
-        raise FileNotFoundError(f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.')
+        raise FileNotFoundError(
+            f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.'
+        )
     if others:
-        names, hint = _join_paths(others), "only train/, val/ and test/ are, rename or move the others"
-        raise ValueError(f"data.root={root} has folders next to train/ that are not read, {names}: {hint}.")
+        names, hint = (
+            _join_paths(others),
+            "only train/, val/ and test/ are, rename or move the others",
+        )
+        raise ValueError(
+            f"data.root={root} has folders next to train/ that are not read, {names}: {hint}."
+        )
     for name, paths in parts.items():
         if len(paths) > 1:
-            raise ValueError(f"data.root={root} has {len(paths)} folders for {name}: {_join_paths(paths)}. Keep one.")
+            raise ValueError(
+                f"data.root={root} has {len(paths)} folders for {name}: {_join_paths(paths)}. Keep one."
+            )
     return {name: paths[0] for name, paths in parts.items() if paths}
 
 
@@ -333,7 +389,8 @@ def _refuse_splits(root: str, folder: Path) -> None:
     classes = _subfolders(folder)
     inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
     if len(inner) > 1 and all(
-        [each.name for each in _subfolders(path)] == inner and not any(is_image(each.name) for each in path.iterdir())
+        [each.name for each in _subfolders(path)] == inner
+        and not any(is_image(each.name) for each in path.iterdir())
         for path in classes
     ):
         problem = f"has the same folders and no image in each of {_join_paths(classes)}"
@@ -346,18 +403,27 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
-    names = {split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)] for split, paths in classes.items()}
+    names = {
+        split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)]
+        for split, paths in classes.items()
+    }
     if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
         hint = "give one folder per class, or train/, val/ or test/ with them"
-        raise FileNotFoundError(f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}.")
+        raise FileNotFoundError(
+            f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}."
+        )
     if len(names["train"]) < least:
         hint = "add the others, or give the folder that holds one folder per class"
         raise ValueError(f"data.root={root} has one class only, {names['train'][0]}: {hint}.")
     for split, part in names.items():
         if unknown := sorted(set(part) - set(names["train"])):
             where = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
-            alike = similar_names([*unknown, *(name for name in names["train"] if name not in part)])
+            alike = similar_names(
+                [*unknown, *(name for name in names["train"] if name not in part)]
+            )
             hint = "Add training images of them, or delete their folders."
             hint = f"Rename {alike} if they are one class." if alike else hint
-            raise ValueError(f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}")
+            raise ValueError(
+                f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}"
+            )
     return folder, classes

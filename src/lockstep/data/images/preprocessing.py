@@ -22,9 +22,10 @@ def size_of(image: Tensor) -> tuple[int, int]:
 class View:
     """How images of any size become images of `size` (H, W); None: they keep the one that all have.
 
-    With `fit` "crop" an image is scaled until it just covers `size` / `crop_percent`, and the centre is cropped. With
-    "letterbox" it is scaled until it fits inside `size`, and padded with `background`, a grey of PIL.ImageColor, on
-    which transparent pixels are laid, too. Equal to torchvision's v2 Resize (with antialias), CenterCrop and Pad.
+    With `fit` "crop" an image is scaled until it just covers `size` / `crop_percent`, and the
+    centre is cropped. With "letterbox" it is scaled until it fits inside `size`, and padded with
+    `background`, a grey of PIL.ImageColor, on which transparent pixels are laid, too. Equal to
+    torchvision's v2 Resize (with antialias), CenterCrop and Pad.
     """
 
     size: tuple[int, int] | None
@@ -43,10 +44,18 @@ class View:
         background: str,
     ) -> "View":
         """Return the view that `VIEW_KEYS` of a data source describe."""
-        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
+        height, width = (
+            (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
+        )
         crop_percent = 1.0 if crop_percent == "auto" else float(crop_percent)
         interpolation = "bilinear" if interpolation == "auto" else interpolation
-        return cls((height, width) if image_size is not None else None, crop_percent, fit, interpolation, background)
+        return cls(
+            (height, width) if image_size is not None else None,
+            crop_percent,
+            fit,
+            interpolation,
+            background,
+        )
 
     @property
     def text(self) -> str:
@@ -103,10 +112,16 @@ class View:
         if self.size is None:
             return scaled
         if self.fit == "letterbox":
-            down, right = (side - scaled_side for side, scaled_side in zip(self.size, size_of(scaled), strict=True))
+            down, right = (
+                side - scaled_side
+                for side, scaled_side in zip(self.size, size_of(scaled), strict=True)
+            )
             border = (right // 2, right - right // 2, down // 2, down - down // 2)
             return F.pad(scaled, border, value=ImageColor.getrgb(self.background)[0])
-        top, left = (round((length - side) / 2) for length, side in zip(size_of(scaled), self.size, strict=True))
+        top, left = (
+            round((length - side) / 2)
+            for length, side in zip(size_of(scaled), self.size, strict=True)
+        )
         return scaled[..., top : top + self.size[0], left : left + self.size[1]]
 
 
@@ -117,12 +132,17 @@ def resize(images: Tensor, size: Sequence[int], interpolation: str = "bilinear")
     """
     if size_of(images) == tuple(size):
         return images
-    # without AVX torch interpolates bytes bilinearly in another way: then in float32, rounded, as torchvision does
+    # without AVX torch interpolates bytes bilinearly in another way: then in float32, rounded, as
+    # torchvision does
     has_avx = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     is_direct = images.is_floating_point() or has_avx or interpolation == "bicubic"
     batch = images.reshape(-1, *images.shape[-3:])
     scaled = F.interpolate(
-        batch if is_direct else batch.float(), list(size), mode=interpolation, align_corners=False, antialias=True
+        batch if is_direct else batch.float(),
+        list(size),
+        mode=interpolation,
+        align_corners=False,
+        antialias=True,
     )
     scaled = scaled if is_direct else scaled.round_().to(images.dtype)
     return scaled.reshape(*images.shape[:-2], *size)

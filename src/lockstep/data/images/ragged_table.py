@@ -26,10 +26,13 @@ from lockstep.data.splits import ImageError
 class RaggedTable:
     """N images of `sizes` (N, 2) in the bytes of an open file, from `start` on, mapped read-only.
 
-    A process to which it is sent maps the same file, even if that has been deleted since: nothing is copied.
+    A process to which it is sent maps the same file, even if that has been deleted since: nothing
+    is copied.
     """
 
-    def __init__(self, descriptor: int, start: int, sizes: NDArray[np.int32], channels: int) -> None:
+    def __init__(
+        self, descriptor: int, start: int, sizes: NDArray[np.int32], channels: int
+    ) -> None:
         """Raise ValueError if the file is shorter."""
         self._descriptor = descriptor
         self._start = start
@@ -61,7 +64,10 @@ class RaggedTable:
 
     def __getitem__(self, row: int) -> Tensor:
         """Return an image (C, h, w), whose memory has the order (h, w, C)."""
-        (height, width), (start, end) = self.sizes[row].tolist(), self._starts[row : row + 2].tolist()
+        (height, width), (start, end) = (
+            self.sizes[row].tolist(),
+            self._starts[row : row + 2].tolist(),
+        )
         return self._bytes[start:end].view(height, width, self.channels).permute(2, 0, 1)
 
 
@@ -76,14 +82,19 @@ def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
 
 def memory_file() -> BinaryIO:
     """Open a file without a name in memory; on disk where the system has none."""
-    return os.fdopen(os.memfd_create("images"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+    return (
+        os.fdopen(os.memfd_create("images"), "w+b")
+        if hasattr(os, "memfd_create")
+        else tempfile.TemporaryFile()
+    )
 
 
 @contextlib.contextmanager
 def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Iterator[Store]:
     """Yield the function that stores scaled `files` in `file`.
 
-    `sizes` (N, 2) are those of their headers, perhaps not turned upright. The file is whole when the block ends.
+    `sizes` (N, 2) are those of their headers, perhaps not turned upright. The file is whole when
+    the block ends.
     """
     np.save(file, sizes)
     file.flush()
@@ -92,7 +103,9 @@ def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Itera
     def store(position: int, scaled: Tensor) -> None:
         if scaled.numel() != starts[position + 1] - starts[position]:
             path = os.fsdecode(files.files[position])
-            raise ImageError([f"image {path} has another size than its header: replace or delete it."])
+            raise ImageError(
+                [f"image {path} has another size than its header: replace or delete it."]
+            )
         sizes[position] = size_of(scaled)
         write_at(descriptor, scaled.permute(1, 2, 0), int(starts[position]))
 

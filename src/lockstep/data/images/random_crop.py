@@ -20,23 +20,30 @@ NUM_TRIES = 10
 class RandomCrop:
     """Crop a part of a random area and shape, and resize it to the size of the input (Szegedy et al. 2015).
 
-    The area is uniform in `scale`, as a fraction of the image, width to height log-uniform in `ratio`. The first of ten
-    draws that fits is used; if none does, the largest central part whose shape is in `ratio`, as in torchvision.
+    The area is uniform in `scale`, as a fraction of the image, width to height log-uniform in
+    `ratio`. The first of ten draws that fits is used; if none does, the largest central part whose
+    shape is in `ratio`, as in torchvision.
     """
 
     scale: Sequence[float]
     ratio: Sequence[float]
     seed: int
 
-    def __call__(self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
+    ) -> Tensor:
         """Crop the scaled images at `positions`, uint8 (n, C, H, W), by draws that depend on these or on `drawn_by`."""
-        assert isinstance(pixels, Tensor | Rows | ImageFiles), "a Dataset crops in its own transforms"
+        assert isinstance(pixels, Tensor | Rows | ImageFiles), (
+            "a Dataset crops in its own transforms"
+        )
         interpolation = "bilinear" if isinstance(pixels, Tensor) else pixels.view.interpolation
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         drawn_by = positions if drawn_by is None else drawn_by
         draws = uniform(2 + 2 * NUM_TRIES, drawn_by, self.seed, epoch, "crop").T.tolist()
         for crop, position, drawn in zip(crops, positions.tolist(), draws, strict=True):
-            image = pixels[position] if isinstance(pixels, Tensor) else pixels.scaled_image(position)
+            image = (
+                pixels[position] if isinstance(pixels, Tensor) else pixels.scaled_image(position)
+            )
             top, left, height, width = self.box(drawn, *size_of(image))
             part = image[:, top : top + height, left : left + width]
             crop.copy_(resize(part, size_of(crop), interpolation))
@@ -50,7 +57,10 @@ class RandomCrop:
             shape = narrow * (wide / narrow) ** of_shape
             new_height, new_width = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
             if 0 < new_height <= height and 0 < new_width <= width:
-                top, left = int(drawn[0] * (height - new_height + 1)), int(drawn[1] * (width - new_width + 1))
+                top, left = (
+                    int(drawn[0] * (height - new_height + 1)),
+                    int(drawn[1] * (width - new_width + 1)),
+                )
                 return top, left, new_height, new_width
         new_height = max(1, min(height, round(width / narrow)))
         new_width = max(1, min(width, round(height * wide)))

@@ -17,28 +17,38 @@ from lockstep.system.kinds import Channels, Positive, PositiveFraction, Seed, Sp
 
 def digits(
     *,
-    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training images to use for validation")
+    ],
     test_fraction: Annotated[PositiveFraction, Doc("fraction of all images to use for the test")],
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
     """1,797 handwritten digits of 10 classes, (1, 8, 8), which are part of scikit-learn: no download.
 
-    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. A `fold` of all
-    images takes the place of the test. Raises ValueError if a split is empty.
+    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. A
+    `fold` of all images takes the place of the test. Raises ValueError if a split is empty.
     """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
     # read as a file: importing sklearn.datasets takes 0.6 s
-    rows = np.loadtxt(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    rows = np.loadtxt(
+        Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz",
+        np.uint8,
+        delimiter=",",
+    )
     # values 0..16 are scaled to 0..255
-    pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(-1, 1, 8, 8)
+    pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(
+        -1, 1, 8, 8
+    )
     targets = torch.from_numpy(rows[:, -1]).long()
     fractions = {"val": val_fraction, "test": test_fraction}
     parts = cut_splits(targets, split_seed, fractions, fold)
     splits = {name: take_images(pixels, targets, "digits", part) for name, part in parts.items()}
-    return Splits(splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10)))
+    return Splits(
+        splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10))
+    )
 
 
 def synthetic(
@@ -53,8 +63,9 @@ def synthetic(
 ) -> Splits:
     """Learnable random images, for tests and for measuring speed.
 
-    An image (channels, image_size, image_size) is the smooth pattern of its class, with values 0..159, plus uniform
-    noise 0..95, which differs between splits. Image i of a split has the label i modulo `num_classes`.
+    An image (channels, image_size, image_size) is the smooth pattern of its class, with values
+    0..159, plus uniform noise 0..95, which differs between splits. Image i of a split has the label
+    i modulo `num_classes`.
     """
     from lockstep.data.images.preprocessing import resize
 
@@ -69,14 +80,20 @@ def synthetic(
         return Images(patterns[labels] + noise, labels, tuple(f"{name}/{i}" for i in range(count)))
 
     classes = tuple(f"class {label}" for label in range(num_classes))
-    return Splits(part("train", train_size), part("val", val_size), part("test", test_size), classes)
+    return Splits(
+        part("train", train_size), part("val", val_size), part("test", test_size), classes
+    )
 
 
 def take_images(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Images:
-    return Images(pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist()))
+    return Images(
+        pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist())
+    )
 
 
-def cut_splits(classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None) -> dict[str, Tensor]:
+def cut_splits(
+    classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None
+) -> dict[str, Tensor]:
     """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
 
     A `fold` is "test", and the others are cut. Raises ValueError if a split is empty.

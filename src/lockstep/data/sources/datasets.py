@@ -32,32 +32,49 @@ from lockstep.system.wording import plural
 
 def dataset(
     *,
-    train: Annotated[Dataset[Any], Doc("training samples, pairs of an input (C, H, W) and a target")],
-    val: Annotated[Dataset[Any] | None, Doc("validation samples; null = split from train, with its transforms")],
-    test: Annotated[Dataset[Any] | None, Doc("test samples; null = split from train, with its transforms")],
+    train: Annotated[
+        Dataset[Any], Doc("training samples, pairs of an input (C, H, W) and a target")
+    ],
+    val: Annotated[
+        Dataset[Any] | None, Doc("validation samples; null = split from train, with its transforms")
+    ],
+    test: Annotated[
+        Dataset[Any] | None, Doc("test samples; null = split from train, with its transforms")
+    ],
     class_names: Annotated[
-        Sequence[str] | None, Doc("names of the classes, or of the numbers to predict; null = `train.classes`")
+        Sequence[str] | None,
+        Doc("names of the classes, or of the numbers to predict; null = `train.classes`"),
     ],
     mean: Annotated[
         Sequence[float] | None,
-        Doc("mean of each channel of uint8 inputs, in [0, 1]; null = measured on up to 4,096 training samples"),
+        Doc(
+            "mean of each channel of uint8 inputs, in [0, 1]; null = measured on up to 4,096 training samples"
+        ),
     ],
-    std: Annotated[Sequence[PositiveFloat] | None, Doc("standard deviation of each channel; given together with mean")],
-    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for validation")],
-    test_fraction: Annotated[PositiveFraction, Doc("fraction of the training samples to use for the test")],
+    std: Annotated[
+        Sequence[PositiveFloat] | None,
+        Doc("standard deviation of each channel; given together with mean"),
+    ],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training samples to use for validation")
+    ],
+    test_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training samples to use for the test")
+    ],
     split_seed: Annotated[Seed, Doc("seed of the random split")],
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
     """Map-style torch Datasets, whose samples are pairs of an input and a target.
 
-    Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets unchanged. Targets
-    are numbers or tensors of one shape. Both are batched as by torch's default_collate. Worker processes make the
-    samples. Random transforms draw from the global random states of torch, NumPy and Python, which are set for each
-    sample, so that it is the same for any number of workers. A `fold` of train, which must list its class numbers as
-    `targets`, takes the place of the test. Samples with one value in `groups` of a Dataset stay in one split, and those
-    whose name is in `kept` in that split of an earlier cut. Raises ValueError for Datasets and ImageError for samples
-    that cannot be used.
+    Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets
+    unchanged. Targets are numbers or tensors of one shape. Both are batched as by torch's
+    default_collate. Worker processes make the samples. Random transforms draw from the global
+    random states of torch, NumPy and Python, which are set for each sample, so that it is the same
+    for any number of workers. A `fold` of train, which must list its class numbers as `targets`,
+    takes the place of the test. Samples with one value in `groups` of a Dataset stay in one split,
+    and those whose name is in `kept` in that split of an earlier cut. Raises ValueError for
+    Datasets and ImageError for samples that cannot be used.
     """
     parts = {"train": train, "val": val, "test": None if fold else test}
     given = {name: part for name, part in parts.items() if part is not None}
@@ -66,10 +83,15 @@ def dataset(
         _check_same(name, first, firsts["train"])
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}
-    labels, groups = _labels(train), {name: _groups(part, f"data.{name}") for name, part in given.items()}
+    labels, groups = (
+        _labels(train),
+        {name: _groups(part, f"data.{name}") for name, part in given.items()},
+    )
     if fold is not None and labels is None:
         problem = f"needs the class of each sample, which data.train ({type(train).__name__}) does not list"
-        raise ValueError(f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform.")
+        raise ValueError(
+            f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform."
+        )
     rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
     classes = torch.zeros_like(rows["train"]) if labels is None else labels
     if groups["train"] is None and kept is None:
@@ -83,10 +105,20 @@ def dataset(
         source = name if name in given else "train"
         no_inputs, no_targets = firsts[source]
         known = labels if source == "train" else None
-        samples = Samples(given[source], rows[name], f"data.{source}", name != "train", no_inputs, no_targets, known)
+        samples = Samples(
+            given[source],
+            rows[name],
+            f"data.{source}",
+            name != "train",
+            no_inputs,
+            no_targets,
+            known,
+        )
         chosen, every = rows[name].tolist(), groups[source]
         names = tuple(f"{source}/{row}" for row in chosen)
-        return Images(samples, no_targets, names, None if every is None else [every[row] for row in chosen])
+        return Images(
+            samples, no_targets, names, None if every is None else [every[row] for row in chosen]
+        )
 
     samples = [images(name) for name in ("train", "val", "test")]
     names = _class_names(train, class_names)
@@ -96,18 +128,25 @@ def dataset(
 def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
     """Return an empty input (0, C, H, W) and target (0, ...) with shape and dtype of the first sample.
 
-    Raises ValueError for a Dataset that is not map-style, is empty, or cannot be sent to worker processes.
+    Raises ValueError for a Dataset that is not map-style, is empty, or cannot be sent to worker
+    processes.
     """
     name = type(part).__name__
-    if isinstance(part, IterableDataset) or not (hasattr(part, "__getitem__") and hasattr(part, "__len__")):
-        raise ValueError(f"{setting} ({name}) is not a map-style Dataset: give it __len__ and __getitem__.")
+    if isinstance(part, IterableDataset) or not (
+        hasattr(part, "__getitem__") and hasattr(part, "__len__")
+    ):
+        raise ValueError(
+            f"{setting} ({name}) is not a map-style Dataset: give it __len__ and __getitem__."
+        )
     if len(part) == 0:  # pyright: ignore[reportArgumentType]
         raise ValueError(f"{setting} ({name}) has no samples: correct its paths or its selection.")
     try:
         ForkingPickler.dumps(part)
     except Exception as error:  # custom classes raise any exception
         hint = "replace lambdas by functions of a module, and open files in __getitem__"
-        raise ValueError(f"{setting} ({name}) cannot be pickled ({' '.join(str(error).split())}): {hint}.") from error
+        raise ValueError(
+            f"{setting} ({name}) cannot be pickled ({' '.join(str(error).split())}): {hint}."
+        ) from error
     one_input, target = pair(part, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
 
@@ -115,7 +154,8 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
 def _labels(part: Any) -> Tensor | None:
     """Return the class numbers int64 (N,) that a Dataset lists as `targets`, as torchvision's do; None if unknown."""
     listed = None if getattr(part, "target_transform", None) else getattr(part, "targets", None)
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # none, texts, or lists of several lengths
+    # none, texts, or lists of several lengths
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
         labels = torch.as_tensor(listed)
         return labels if labels.shape == (len(part),) and labels.dtype == torch.int64 else None
     return None
@@ -128,7 +168,9 @@ def _groups(part: Any, setting: str) -> list[str] | None:
         return None
     if len(listed) != len(part):
         counts = f"{plural(len(listed), 'group')} for {plural(len(part), 'sample')}"
-        raise ValueError(f"{setting}.groups ({type(part).__name__}) has {counts}: give one for each.")
+        raise ValueError(
+            f"{setting}.groups ({type(part).__name__}) has {counts}: give one for each."
+        )
     return list(map(str, np.asarray(listed).tolist()))
 
 
@@ -143,23 +185,33 @@ def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ..
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
         name, hint = type(train).__name__, "set it, e.g. data.class_names=[rose,tulip]"
-        raise ValueError(f"data.class_names is not set, and data.train ({name}) has no `classes`: {hint}.")
+        raise ValueError(
+            f"data.class_names is not set, and data.train ({name}) has no `classes`: {hint}."
+        )
     return tuple(map(str, names))
 
 
-def _statistics(samples: Any, mean: Sequence[float] | None, std: Sequence[float] | None) -> Statistics:
+def _statistics(
+    samples: Any, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Statistics:
     num_channels, is_bytes = samples.shape[1], samples.dtype == torch.uint8
     if mean is not None and std is not None:
         if not is_bytes:
-            problem = f"normalizes uint8 images, and data.train has {shape_text(samples.no_inputs, 1)}"
-            raise ValueError(f"data.mean={list(mean)} {problem}: remove it and data.std, normalize in the Dataset.")
+            problem = (
+                f"normalizes uint8 images, and data.train has {shape_text(samples.no_inputs, 1)}"
+            )
+            raise ValueError(
+                f"data.mean={list(mean)} {problem}: remove it and data.std, normalize in the Dataset."
+            )
         if len(mean) != num_channels or len(std) != num_channels:
             problem = f"are not for {plural(num_channels, 'channel')}: give one number per channel."
             raise ValueError(f"data.mean={list(mean)} and data.std={list(std)} {problem}")
         return Statistics(tuple(mean), tuple(std))
     if not is_bytes:
         return identity_statistics(num_channels)
-    progress = Progress("Measuring mean and std (set data.mean and data.std to skip this)", "samples")
+    progress = Progress(
+        "Measuring mean and std (set data.mean and data.std to skip this)", "samples"
+    )
     counts = torch.zeros(num_channels, 256, dtype=torch.int64)
     positions = sampled_positions(samples.shape[0])
     for start in range(0, len(positions), NUM_PER_RUN):

@@ -27,7 +27,10 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
         if table.dates is not None:
             return table.dates[row]
         # any error: of a damaged file or of its EXIF data
-        with contextlib.suppress(Exception), open_image(f"{table.folder}/{table.names[row]}") as image:
+        with (
+            contextlib.suppress(Exception),
+            open_image(f"{table.folder}/{table.names[row]}") as image,
+        ):
             return str(image.getexif().get_ifd(TAKEN[0]).get(TAKEN[1], ""))
         return ""
 
@@ -37,12 +40,16 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
             try:
                 days.append(date.fromisoformat(text[:10].replace(":", "-")))
             except ValueError:
-                lines.append(f"{setting}: {table.names[row]} has no date, but {text!r}: add it, or move it elsewhere.")
+                lines.append(
+                    f"{setting}: {table.names[row]} has no date, but {text!r}: add it, or move it elsewhere."
+                )
     if lines:
         raise ValueError(shorten_lines(lines))
     is_new = np.array(days) >= date.fromisoformat(test_after)
     units = np.array(table.names if table.groups is None else table.groups)[rows]
     is_new = np.isin(units, units[is_new])
     if is_new.all() or not is_new.any():
-        raise ValueError(f"{setting}: the images are of {min(days)} to {max(days)}: choose a day between.")
+        raise ValueError(
+            f"{setting}: the images are of {min(days)} to {max(days)}: choose a day between."
+        )
     return is_new

@@ -17,14 +17,17 @@ def fashion_mnist(
     *,
     root: FilesRoot,
     download: Annotated[bool, Doc("download missing files")],
-    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training images to use for validation")
+    ],
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
     """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    test is its test set of 10,000, or a `fold` of its training set of 60,000, from which val is split. Raises
-    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    test is its test set of 10,000, or a `fold` of its training set of 60,000, from which val is
+    split. Raises FileNotFoundError for missing or damaged files, and ValueError if a split is
+    empty.
     """
     from torchvision.datasets import FashionMNIST
 
@@ -37,35 +40,52 @@ def cifar10(
     *,
     root: FilesRoot,
     download: Annotated[bool, Doc("download missing files")],
-    val_fraction: Annotated[PositiveFraction, Doc("fraction of the training images to use for validation")],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training images to use for validation")
+    ],
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
     """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
 
-    test is its test set of 10,000, or a `fold` of its training set of 50,000, from which val is split. Raises
-    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    test is its test set of 10,000, or a `fold` of its training set of 50,000, from which val is
+    split. Raises FileNotFoundError for missing or damaged files, and ValueError if a split is
+    empty.
     """
     from torchvision.datasets import CIFAR10
 
-    return _torchvision_splits(CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold)
+    return _torchvision_splits(
+        CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold
+    )
 
 
 def _torchvision_splits(
-    kind: Any, target: str, root: str, download: bool, val_fraction: float, split_seed: int, fold: Fold | None
+    kind: Any,
+    target: str,
+    root: str,
+    download: bool,
+    val_fraction: float,
+    split_seed: int,
+    fold: Fold | None,
 ) -> Splits:
     """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""
     try:
         # torchvision has no switch for its progress bar on stderr
         with redirect_stderr(StringIO()):
             parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
-    # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also ValueError
+    # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also
+    # ValueError
     except (RuntimeError, OSError, ValueError) as error:
         hint = f"delete damaged files, and {'check the network' if download else 'set data.download=true'} or copy them"
-        problem = f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
+        problem = (
+            f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
+        )
         raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
     pixels = [torch.as_tensor(part.data) for part in parts]
-    train, test = (images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1) for images in pixels)
+    train, test = (
+        images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1)
+        for images in pixels
+    )
     targets = [torch.as_tensor(part.targets) for part in parts]
     cuts = cut_splits(targets[0], split_seed, {"val": val_fraction}, fold)
     splits = {"test": take_images(test, targets[1], "test", torch.arange(len(test)))}

@@ -45,10 +45,15 @@ from lockstep.system.kinds import (
 
 def image_folder(
     *,
-    root: Annotated[PathText, Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://...")],
+    root: Annotated[
+        PathText,
+        Doc("folder of the images, or a URL such as s3://bucket/flowers or zip://::https://..."),
+    ],
     group: Annotated[
         Group | Positive | None,
-        Doc("images that stay in one split: the first (...) in their path from the class on, or n folders below it"),
+        Doc(
+            "images that stay in one split: the first (...) in their path from the class on, or n folders below it"
+        ),
     ],
     image_size: ImageSize,
     channels: Channels,
@@ -67,21 +72,24 @@ def image_folder(
 ) -> Splits:
     """Image files in folders named after their classes, as uint8 (channels, height, width).
 
-    Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its fraction and
-    `split_seed`, or `root/<class>/`, cut three ways. Images of one `group` stay in one
-    split: those with the same first bracket of a regular expression in `<class>/...`, or in the same folder, that many
-    levels below their class. Images are scaled until they just cover
-    `image_size` / `crop_percent`, and the centre is cropped; with `fit` "letterbox" they are scaled to fit inside and
-    padded with `background`, on which transparent pixels are laid, too. An `image_size` of None needs images of one
-    size. `channels` is 1 (grey) or 3 (RGB).
+    Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its
+    fraction and `split_seed`, or `root/<class>/`, cut three ways. Images of one `group` stay in one
+    split: those with the same first bracket of a regular expression in `<class>/...`, or in the
+    same folder, that many levels below their class. Images are scaled until they just cover
+    `image_size` / `crop_percent`, and the centre is cropped; with `fit` "letterbox" they are scaled
+    to fit inside and padded with `background`, on which transparent pixels are laid, too. An
+    `image_size` of None needs images of one size. `channels` is 1 (grey) or 3 (RGB).
 
-    Images are decoded once into a file below the folder `cache`, or into memory if it is None. With `memory` "stream"
-    they are decoded whenever they are needed, with "auto" only if memory is too small, and with "once", for an
-    evaluation, if there is no such file; then statistics are not computed. A `fold` of the training images takes the
-    place of the test. Images whose name is in `kept` stay in that split of an earlier cut. Raises FileNotFoundError for
-    missing folders, and ValueError with all images that cannot be decoded or differ in size.
+    Images are decoded once into a file below the folder `cache`, or into memory if it is None. With
+    `memory` "stream" they are decoded whenever they are needed, with "auto" only if memory is too
+    small, and with "once", for an evaluation, if there is no such file; then statistics are not
+    computed. A `fold` of the training images takes the place of the test. Images whose name is in
+    `kept` stay in that split of an earlier cut. Raises FileNotFoundError for missing folders, and
+    ValueError with all images that cannot be decoded or differ in size.
     """
-    table = complete_splits(list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept)
+    table = complete_splits(
+        list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept
+    )
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
     return decoding.splits(memory)
@@ -98,9 +106,9 @@ def complete_splits(
 ) -> ImageTable:
     """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
 
-    `kept` are the splits of images in an earlier cut, by name, where they stay. Paths and links that lead to one file
-    are one image. If targets are classes, each split gets
-    images of every class that is large enough.
+    `kept` are the splits of images in an earlier cut, by name, where they stay. Paths and links
+    that lead to one file are one image. If targets are classes, each split gets images of every
+    class that is large enough.
     """
     one_each = replace(table, names=real_names(table.folder, table.names, table.states))
     _refuse_two_groups(table, one_each.names)
@@ -108,14 +116,18 @@ def complete_splits(
     train = table.splits["train"]
     if test_after is not None and (fold is not None or "test" in given):
         other = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
-        raise ValueError(f"data.test_after={test_after} makes a test split, and so does {other}: use one of them.")
+        raise ValueError(
+            f"data.test_after={test_after} makes a test split, and so does {other}: use one of them."
+        )
     tested = fold if test_after is None else newest(one_each, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}
     for name, fraction in missing.items():
         if fraction == 0 and (tested is None or name == "val"):
             hint = f"add images of it, or set data.{name}_fraction=0.1 to cut it off train"
-            raise ValueError(f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.')
+            raise ValueError(
+                f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.'
+            )
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
     images = Uncut(one_each.names, classes, split_seed, table.groups, kept).take(train)
     parts = given | {name: train[rows] for name, rows in cut(images, missing, tested).items()}
@@ -129,21 +141,27 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
         first, known = firsts.setdefault(file, (name, group))
         if group != known:
             problem = f"{first} and {name} are one image, but in the groups {known!r} and {group!r}"
-            raise ValueError(f"{table.setting}: {problem}: remove one of them, or give both the same group.")
+            raise ValueError(
+                f"{table.setting}: {problem}: remove one of them, or give both the same group."
+            )
 
 
 def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, str]:
     """List every image below a folder in sorted order, or one image file.
 
-    Returns the images, which are not opened, and a digest of their files. The pixels of a file are the same as in
-    training. Targets are -1.
+    Returns the images, which are not opened, and a digest of their files. The pixels of a file are
+    the same as in training. Targets are -1.
     """
     if channels not in (1, 3):
-        raise ValueError(f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3.")
+        raise ValueError(
+            f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3."
+        )
     path = require_path(root, root)
     names = list_images(path) if path.is_dir() else [path.name]
     if not names:
-        raise FileNotFoundError(f"{root} contains no image: looked for {', '.join(image_suffixes())} in it and below.")
+        raise FileNotFoundError(
+            f"{root} contains no image: looked for {', '.join(image_suffixes())} in it and below."
+        )
     folder = path if path.is_dir() else path.parent
     states, _ = states_of(folder, names)
     paths = [os.fsencode(f"{folder}/{name}") for name in names]

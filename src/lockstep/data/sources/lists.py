@@ -55,17 +55,31 @@ MAX_FLOAT32 = float(np.finfo(np.float32).max)
 def image_list(
     *,
     file: Annotated[PathText, Doc(".csv file with one row per image")],
-    root: Annotated[PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")],
+    root: Annotated[
+        PathText | None, Doc("folder or URL of relative paths; null = the folder of the file")
+    ],
     path_column: Annotated[str, Doc("column with the paths of the images")],
-    target_columns: Annotated[list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")],
+    target_columns: Annotated[
+        list[str], MinLen(1), "[str, ...], one or more", Doc("columns to predict")
+    ],
     targets: Annotated[
         Literal["classes", "numbers"],
-        Doc("classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"),
+        Doc(
+            "classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"
+        ),
     ],
-    split_column: Annotated[str | None, Doc("column with train, val or test; null = random split by the fractions")],
-    group: Annotated[Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")],
-    group_column: Annotated[str | None, Doc("column with the group of each image, such as its patient")],
-    date_column: Annotated[str | None, Doc("column with the days for test_after; null = the EXIF date of each image")],
+    split_column: Annotated[
+        str | None, Doc("column with train, val or test; null = random split by the fractions")
+    ],
+    group: Annotated[
+        Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")
+    ],
+    group_column: Annotated[
+        str | None, Doc("column with the group of each image, such as its patient")
+    ],
+    date_column: Annotated[
+        str | None, Doc("column with the days for test_after; null = the EXIF date of each image")
+    ],
     image_size: ImageSize,
     channels: Channels,
     crop_percent: CropPercent,
@@ -83,18 +97,30 @@ def image_list(
 ) -> Splits:
     """Image files listed in a CSV `file`, one per row, as uint8 (channels, height, width).
 
-    `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None. With `targets`
-    "classes", one column of `target_columns` contains class names or whole numbers, int64 (N,); several columns of 0
-    and 1 are labels of which any number can apply, float32 (N, K). With "numbers" they are the values to predict,
-    float32 (N, K). `class_names` are the classes in order, else the names of the columns.
+    `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None.
+    With `targets` "classes", one column of `target_columns` contains class names or whole numbers,
+    int64 (N,); several columns of 0 and 1 are labels of which any number can apply, float32 (N, K).
+    With "numbers" they are the values to predict, float32 (N, K). `class_names` are the classes in
+    order, else the names of the columns.
 
-    Without rows for val or test, these are split from train by their fraction and `split_seed`. A `fold` of the rows
-    for train takes the place of those for test. Images of one group stay in one split: those with one cell in
-    `group_column`, or the same first bracket of the regular expression `group` in their path. Images whose name is in
-    `kept` stay in that split of an earlier cut. Raises FileNotFoundError, and ValueError with file, row and column of
-    each cell that cannot be used.
+    Without rows for val or test, these are split from train by their fraction and `split_seed`. A
+    `fold` of the rows for train takes the place of those for test. Images of one group stay in one
+    split: those with one cell in `group_column`, or the same first bracket of the regular
+    expression `group` in their path. Images whose name is in `kept` stay in that split of an
+    earlier cut. Raises FileNotFoundError, and ValueError with file, row and column of each cell
+    that cannot be used.
     """
-    table = read_list(file, root, path_column, target_columns, targets, split_column, group, group_column, date_column)
+    table = read_list(
+        file,
+        root,
+        path_column,
+        target_columns,
+        targets,
+        split_column,
+        group,
+        group_column,
+        date_column,
+    )
     table = complete_splits(table, val_fraction, test_fraction, split_seed, test_after, fold, kept)
     view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
@@ -120,13 +146,24 @@ def read_list(
     """
     path = require_path(file, f"data.file={file}")
     if None not in (group, group_column):
-        raise ValueError(f"data.group={group} and data.group_column={group_column} are both set: set one to null.")
-    settings = {path_column: "data.path_column", **dict.fromkeys(target_columns, "data.target_columns")}
-    others = {"split_column": split_column, "group_column": group_column, "date_column": date_column}
+        raise ValueError(
+            f"data.group={group} and data.group_column={group_column} are both set: set one to null."
+        )
+    settings = {
+        path_column: "data.path_column",
+        **dict.fromkeys(target_columns, "data.target_columns"),
+    }
+    others = {
+        "split_column": split_column,
+        "group_column": group_column,
+        "date_column": date_column,
+    }
     settings |= {column: f"data.{key}" for key, column in others.items() if column is not None}
     cells = _read(path, f"data.file={file}", settings)
     if group in cells.columns:
-        raise ValueError(f"data.group={group} is a regular expression: write data.group_column={group} for the column.")
+        raise ValueError(
+            f"data.group={group} is a regular expression: write data.group_column={group} for the column."
+        )
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
         values, class_names = _classes(cells, target_columns[0], splits["train"])
@@ -137,9 +174,14 @@ def read_list(
     folder = path.parent if root is None else require_folder(root)
     # absolute paths are those of the source, also in a copy
     above = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
-    names = [os.path.relpath(name, above) if os.path.isabs(name) else name for name in cells.columns[path_column]]
+    names = [
+        os.path.relpath(name, above) if os.path.isabs(name) else name
+        for name in cells.columns[path_column]
+    ]
     states, missing = states_of(folder, names)
-    _refuse([cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing])
+    _refuse(
+        [cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing]
+    )
     singles = real_names(folder, names, states) if is_other else None
     groups = _groups(cells, path_column, group, group_column, singles)
     digest = read_record(folder, names, states).get("digest", digest_of(names, states))
@@ -149,7 +191,11 @@ def read_list(
 
 def listed_names(file: str, path_column: str) -> list[str]:
     """Read the paths of the images in a list, for files that are elsewhere."""
-    cells = _read(require_path(file, f"data.file={file}"), f"data.file={file}", {path_column: "data.path_column"})
+    cells = _read(
+        require_path(file, f"data.file={file}"),
+        f"data.file={file}",
+        {path_column: "data.path_column"},
+    )
     return cells.columns[path_column]
 
 
@@ -173,20 +219,25 @@ def _refuse(lines: Sequence[str]) -> None:
 def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     """Read the columns that are keys of `settings`; the values are the configuration keys that name them.
 
-    A CSV file has commas, UTF-8 and a first line of column names. Raises ValueError for a file that cannot be read,
-    missing columns and empty cells.
+    A CSV file has commas, UTF-8 and a first line of column names. Raises ValueError for a file that
+    cannot be read, missing columns and empty cells.
     """
     header, numbers, columns = _csv(path, setting)
     if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
-        header, columns["path"] = [*header, "path"], columns["file"]  # as predict, labels and lists write it
+        # as predict, labels and lists write it
+        header, columns["path"] = [*header, "path"], columns["file"]
     if len(header) == 1 and ";" in header[0]:
         raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
     if any(name.lower().endswith(IMAGE_SUFFIXES) for name in header):
-        raise ValueError(f"{setting} has no line of column names: add {','.join(settings)} as the first line.")
+        raise ValueError(
+            f"{setting} has no line of column names: add {','.join(settings)} as the first line."
+        )
     wrong = [f"{key} is {name!r}" for name, key in settings.items() if header.count(name) != 1]
     if wrong:
         columns_text = f"has the columns {', '.join(header)}, but {'; '.join(wrong)}"
-        raise ValueError(f"{setting} {columns_text}: correct the name, or rename all but one column of this name.")
+        raise ValueError(
+            f"{setting} {columns_text}: correct the name, or rename all but one column of this name."
+        )
     if not numbers:
         raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
@@ -200,7 +251,12 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     )
     problem = "the cell has a NUL byte, remove it"
     _refuse(
-        [cells.line(row, name, problem) for name in settings for row, cell in enumerate(columns[name]) if "\0" in cell]
+        [
+            cells.line(row, name, problem)
+            for name in settings
+            for row, cell in enumerate(columns[name])
+            if "\0" in cell
+        ]
     )
     return cells
 
@@ -212,7 +268,9 @@ def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
             header = [uncell(cell) for cell in next(reader, [])]
             rows = [(reader.line_num, [uncell(cell) for cell in row]) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8.") from error
+        raise ValueError(
+            f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8."
+        ) from error
     for number, row in rows:
         if len(row) != len(header):
             problem = f"has {len(row)} cells, but the first line has {len(header)}"
@@ -227,10 +285,19 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
         return {"train": np.arange(len(cells.numbers))}
     named = cells.columns[split_column]
     unknown = [(row, cell) for row, cell in enumerate(named) if cell not in SPLIT_FOLDERS]
-    _refuse([cells.line(row, split_column, f"{cell!r} is not train, val or test") for row, cell in unknown])
+    _refuse(
+        [
+            cells.line(row, split_column, f"{cell!r} is not train, val or test")
+            for row, cell in unknown
+        ]
+    )
     if "train" not in named:
-        raise ValueError(f"{cells.setting} has no row for train in column {split_column}: write train in some.")
-    return {name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named}
+        raise ValueError(
+            f"{cells.setting} has no row for train in column {split_column}: write train in some."
+        )
+    return {
+        name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named
+    }
 
 
 def _groups(
@@ -247,19 +314,30 @@ def _groups(
     return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
 
 
-def _classes(cells: _Cells, column: str, train: NDArray[np.int64]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _classes(
+    cells: _Cells, column: str, train: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Class numbers int64 (N,), and the names of the classes in the rows of `train`."""
     texts = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
-        raise ValueError(f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes.")
+        raise ValueError(
+            f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes."
+        )
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [(row, text) for row, text in enumerate(texts) if text not in numbers]
-    _refuse([cells.line(row, column, f"no row for train has the class {text!r}") for row, text in unknown])
+    _refuse(
+        [
+            cells.line(row, column, f"no row for train has the class {text!r}")
+            for row, text in unknown
+        ]
+    )
     return np.array([numbers[text] for text in texts]), tuple(names)
 
 
-def _numbers(cells: _Cells, columns: Sequence[str], convert: Callable[[str], float]) -> NDArray[np.float32]:
+def _numbers(
+    cells: _Cells, columns: Sequence[str], convert: Callable[[str], float]
+) -> NDArray[np.float32]:
     """Convert the cells to float32 (N, K)."""
     values, lines = np.zeros((len(cells.numbers), len(columns)), np.float32), []
     for number, column in enumerate(columns):

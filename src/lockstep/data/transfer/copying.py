@@ -1,7 +1,8 @@
 """Copies of files on a local disk, from a folder or a URL, made once for all processes of a machine.
 
-A copy is the folder `<name>-<key>/`. It contains the files, in `<name>/`, and their record (image_table.py), which is
-written last. Files are read by the drivers of fsspec, which find secrets in their own files and variables. No torch.
+A copy is the folder `<name>-<key>/`. It contains the files, in `<name>/`, and their record
+(image_table.py), which is written last. Files are read by the drivers of fsspec, which find secrets
+in their own files and variables. No torch.
 """
 
 import contextlib
@@ -23,11 +24,39 @@ from lockstep.system.redaction import redact
 NUM_THREADS = 32  # which wait for a network or a disk
 ARCHIVES = ("zip", "tar")
 # parts of the names of attributes in a listing that change with the content of a file
-CHANGING = ("size", "etag", "md5", "crc", "checksum", "digest", "sha", "modified", "updated", "mtime", "date_time")
-# of storage and archives. Others run programs, log in to machines, or read what a file of theirs names, and the
-# configuration of a run may be anybody's
+CHANGING = (
+    "size",
+    "etag",
+    "md5",
+    "crc",
+    "checksum",
+    "digest",
+    "sha",
+    "modified",
+    "updated",
+    "mtime",
+    "date_time",
+)
+# of storage and archives. Others run programs, log in to machines, or read what a file of theirs
+# names, and the configuration of a run may be anybody's
 PROTOCOLS = (
-    *("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "hdfs", "webhdfs"),
+    *(
+        "http",
+        "https",
+        "s3",
+        "s3a",
+        "gs",
+        "gcs",
+        "az",
+        "abfs",
+        "abfss",
+        "adl",
+        "hf",
+        "oss",
+        "oci",
+        "hdfs",
+        "webhdfs",
+    ),
     *("file", "memory", *ARCHIVES),
 )
 
@@ -35,8 +64,8 @@ PROTOCOLS = (
 class Files(NamedTuple):
     """Files to copy: their paths in a file system of fsspec, by their names in the copy.
 
-    `origin` is their folder or URL, without secrets. `key` selects a copy. `digest` changes with any of the files; for
-    an empty one, that of their contents is recorded.
+    `origin` is their folder or URL, without secrets. `key` selects a copy. `digest` changes with
+    any of the files; for an empty one, that of their contents is recorded.
     """
 
     origin: str
@@ -58,12 +87,17 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
         with wait_for_lock(folder / f".{name}.lock", f"copies {name}"):
             if os.path.lexists(place) and not is_own_folder(place):
                 raise PermissionError(f"{place} belongs to another user, use a folder of your own")
-            record = read_record(place / name, [*files.paths], states_of(place / name, [*files.paths])[0])
+            record = read_record(
+                place / name, [*files.paths], states_of(place / name, [*files.paths])[0]
+            )
             if not record:  # none, a damaged one, or one of a killed process
                 shutil.rmtree(place, ignore_errors=True)
                 record = _fetch(files, place, name)
             elif not files.digest:
-                print(f"Reading the copy of {files.origin}: delete {place} to download it again", flush=True)
+                print(
+                    f"Reading the copy of {files.origin}: delete {place} to download it again",
+                    flush=True,
+                )
     return f"{place.name}/{name}", record["digest"]
 
 
@@ -79,12 +113,18 @@ def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
         found = [info for _, _, files in walk for info in files.values()]
     names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in found]
     # the listings of web servers have quoted names
-    return system, dict(zip(map(unquote, names) if url.startswith("http") else names, found, strict=True))
+    return system, dict(
+        zip(map(unquote, names) if url.startswith("http") else names, found, strict=True)
+    )
 
 
 def state_of(info: Mapping[str, Any]) -> list[str]:
     """Return the attributes in a listing that change with the content of a file; web servers list none."""
-    return [f"{key}={info[key]}" for key in sorted(info) if any(word in key.lower() for word in CHANGING)]
+    return [
+        f"{key}={info[key]}"
+        for key in sorted(info)
+        if any(word in key.lower() for word in CHANGING)
+    ]
 
 
 def url_errors(url: str) -> Iterator[str]:
@@ -94,7 +134,8 @@ def url_errors(url: str) -> Iterator[str]:
         yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
     for part in url.split("::"):
         protocol = part.partition("://")[0]
-        if protocol not in PROTOCOLS and "/" not in protocol:  # with a slash, a path at the end of a chain
+        # with a slash, a path at the end of a chain
+        if protocol not in PROTOCOLS and "/" not in protocol:
             yield f"data.root={redact(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
 
 
@@ -118,25 +159,36 @@ def explain_errors(problem: str) -> Iterator[None]:
 def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
     """Copy files, and return their record; a second name of a file becomes a link, so that both are one image."""
     if not files.paths:
-        raise ValueError(f"no files: give a folder, or an archive as data.root=zip://::{files.origin}")
+        raise ValueError(
+            f"no files: give a folder, or an archive as data.root=zip://::{files.origin}"
+        )
     firsts: dict[str, Path] = {}
     for file, path in files.paths.items():
         if {"", ".", ".."} & {*file.split("/")}:  # an absolute path has an empty first part
-            raise ValueError(f"{file} is not below {files.origin}: set data.root to a folder of all files")
+            raise ValueError(
+                f"{file} is not below {files.origin}: set data.root to a folder of all files"
+            )
         target = place / name / file
         target.parent.mkdir(parents=True, exist_ok=True)
         first = firsts.setdefault(path, target)
         if first != target:
             target.symlink_to(os.path.relpath(first, target.parent))
     progress = Progress(f"Copying {name}", "files")
-    num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS  # threads cannot share an archive
+    # threads cannot share an archive
+    num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS
     with ThreadPool(num_threads) as pool:
-        for count, _ in enumerate(pool.imap(lambda path: files.system.get_file(path, str(firsts[path])), firsts)):
+        for count, _ in enumerate(
+            pool.imap(lambda path: files.system.get_file(path, str(firsts[path])), firsts)
+        ):
             progress.show(count, len(firsts))
     print(f"Copied {len(firsts):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
     states = states_of(place / name, [*files.paths])[0][:, :2].tolist()
     contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in firsts.values())
     digest = files.digest or copied_digest([*files.paths], [*contents])
-    record = {"origin": files.origin, "digest": digest, "files": copied_digest([*files.paths], states)}
+    record = {
+        "origin": files.origin,
+        "digest": digest,
+        "files": copied_digest([*files.paths], states),
+    }
     write_json(place / COPY_RECORD, record)
     return record

@@ -10,9 +10,11 @@ LINE_S = 10.0  # between two lines
 def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
     """Hold the lock of a file. While another process holds it, wait, and print that it does `what`.
 
-    The kernel releases the lock when its process exits. The file is not deleted. Any thread may release it.
+    The kernel releases the lock when its process exits. The file is not deleted. Any thread may
+    release it.
     """
-    from filelock import FileLock, Timeout  # importing takes 0.03 s: not at the start of every command
+    # importing takes 0.03 s: not at the start of every command
+    from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
     try:
@@ -39,4 +41,6 @@ class Progress:
         if now - self._last >= LINE_S:
             self._last = now
             rate = num_done / self.elapsed_s
-            print(f"{self._what}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s", flush=True)
+            print(
+                f"{self._what}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s", flush=True
+            )

@@ -49,8 +49,9 @@ class Augment:
        it may cross the edge (DeVries and Taylor 2017), or anywhere inside; a rectangle, with probability `erasing`.
     6. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
 
-    `moved_targets` gets the targets and the function of steps 3 and 4, of (B, C, H, W), to move targets as well.
-    `by_shard` gets the function that augments a batch, and the batch, to augment it in parts.
+    `moved_targets` gets the targets and the function of steps 3 and 4, of (B, C, H, W), to move
+    targets as well. `by_shard` gets the function that augments a batch, and the batch, to augment
+    it in parts.
     """
 
     crop_padding: int
@@ -82,7 +83,9 @@ class Augment:
 
     def __call__(self, batch: Batch) -> Batch:
         """Augment a shard of a micro-batch on its device. Its indices in host memory avoid a sync."""
-        is_coloured = self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
+        is_coloured = (
+            self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
+        )
         if not (is_coloured or self._moves or self.cutout or self.erasing or self.needs_partner):
             return batch
         return self._change(batch) if self.by_shard is None else self.by_shard(self._change, batch)
@@ -90,25 +93,32 @@ class Augment:
     def _change(self, batch: Batch) -> Batch:
         height, width = batch.inputs.shape[-2:]
         draws = self.draw(batch.shard, batch.indices.cpu(), height, width)
-        return self.apply(batch, apply_to_collection(draws, Tensor, copy_to_device, batch.inputs.device))
+        return self.apply(
+            batch, apply_to_collection(draws, Tensor, copy_to_device, batch.inputs.device)
+        )
 
     def draw(self, shard: Shard, indices: Tensor, height: int, width: int) -> Draws:
         """Draw on the CPU for the samples of a shard and the partner of its last one, `indices` in the data set.
 
-        A sample has the same draws on any rank of any world size, and in any micro-batch: by its index, by its position
-        in an epoch that repeats samples, or drawn for the whole global batch and cut. Each part has its own generator,
-        so that switching one on or off does not change the others.
+        A sample has the same draws on any rank of any world size, and in any micro-batch: by its
+        index, by its position in an epoch that repeats samples, or drawn for the whole global batch
+        and cut. Each part has its own generator, so that switching one on or off does not change
+        the others.
         """
         kept = positions(shard, with_partner=self.needs_partner)
         source = partial(generator, self.seed, shard.epoch, shard.step)
         drawn_by = repeats(shard, len(indices))
 
         def draw_by_index(purpose: str, count: int = 1) -> Tensor:
-            return uniform(count, indices if drawn_by is None else drawn_by, self.seed, shard.epoch, purpose)
+            return uniform(
+                count, indices if drawn_by is None else drawn_by, self.seed, shard.epoch, purpose
+            )
 
         changes: tuple[OperationDraws, ...] = ()
         if self.trivial:
-            changes = (operations.draw_trivial(source("trivial"), shard.group_size, kept, height, width),)
+            changes = (
+                operations.draw_trivial(source("trivial"), shard.group_size, kept, height, width),
+            )
         elif self.rand_augment["num_ops"]:
             numbers = draw_by_index("rand_augment", 2 * self.rand_augment["num_ops"])
             changes = operations.draw_random(numbers, self.rand_augment["magnitude"], height, width)
@@ -118,7 +128,9 @@ class Augment:
             rotation = moves.rotations(angles, height, width)
         first = source("augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
-        top, left, mirrored, y, x = (torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends)
+        top, left, mirrored, y, x = (
+            torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends
+        )
         if self.flip == "alternating":
             mirrored = (hash_indices(indices, self.seed, "flip") + shard.epoch) % 2
         flips = [torch.zeros_like(top), mirrored * bool(self.flip)]
@@ -130,10 +142,14 @@ class Augment:
                 y, x = boxes.centres_inside(draw_by_index("cutout", 2), self.cutout, height, width)
             filled.append(boxes.square(y, x, self.cutout))
         if self.erasing:
-            erased = boxes.erasing_boxes(source("erasing"), shard.group_size, self.erasing, height, width)
+            erased = boxes.erasing_boxes(
+                source("erasing"), shard.group_size, self.erasing, height, width
+            )
             filled.append(erased[:, kept])
         if self.needs_partner:
-            mixed = mixing.draw(self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix)
+            mixed = mixing.draw(
+                self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix
+            )
         return Draws(
             operations=changes,
             jitter=photometric.draw_jitter(self.color_jitter, draw_by_index),
@@ -151,7 +167,9 @@ class Augment:
         images = photometric.jitter(images, draws.jitter)
         images = self._move(images, draws)
         if self.moved_targets is not None and self._moves:
-            batch = batch._replace(targets=self.moved_targets(batch.targets, partial(self._move, draws=draws)))
+            batch = batch._replace(
+                targets=self.moved_targets(batch.targets, partial(self._move, draws=draws))
+            )
         if draws.filled:
             images = self._fill(images, draws.filled)
         batch = batch._replace(inputs=images)
@@ -161,9 +179,15 @@ class Augment:
         if draws.rotation is not None:
             images = change_in_parts(moves.map_pixels, images, draws.rotation)
         if self.crop_padding:
-            crop = partial(moves.crop_padded, padding=self.crop_padding, is_reflected=self.crop_border == "reflect")
+            crop = partial(
+                moves.crop_padded,
+                padding=self.crop_padding,
+                is_reflected=self.crop_border == "reflect",
+            )
             return change_in_parts(crop, images, draws.window)
-        for dim, is_on, is_flipped in zip((2, 3), (self.vertical_flip, self.flip), draws.window[2:], strict=True):
+        for dim, is_on, is_flipped in zip(
+            (2, 3), (self.vertical_flip, self.flip), draws.window[2:], strict=True
+        ):
             if is_on:
                 images = change_in_parts(partial(moves.flip_images, dim=dim), images, is_flipped)
         return images
@@ -171,7 +195,9 @@ class Augment:
     def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
-            raise ValueError(f"cutout fill={self.fill} for images of {channels} channels: give one value per channel.")
+            raise ValueError(
+                f"cutout fill={self.fill} for images of {channels} channels: give one value per channel."
+            )
         covered = boxes.box_mask(drawn[0], height, width)
         for box in drawn[1:]:
             covered = covered | boxes.box_mask(box, height, width)

@@ -14,14 +14,19 @@ def square(centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
 
 def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[Tensor]:
     """Centres y, x of squares of `side` pixels inside the image, by `numbers` in [0, 1), (2, B)."""
-    return [(part * (end - side + 1)).long() + side // 2 for part, end in zip(numbers, (height, width), strict=True)]
+    return [
+        (part * (end - side + 1)).long() + side // 2
+        for part, end in zip(numbers, (height, width), strict=True)
+    ]
 
 
-def erasing_boxes(source: torch.Generator, size: int, probability: float, height: int, width: int) -> Tensor:
+def erasing_boxes(
+    source: torch.Generator, size: int, probability: float, height: int, width: int
+) -> Tensor:
     """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty if nothing is erased.
 
-    Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. The first of ten draws that fits is used; if
-    none does, nothing is erased, as in torchvision.
+    Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. The first of ten draws
+    that fits is used; if none does, nothing is erased, as in torchvision.
     """
     uniform = torch.rand(10, 2, size, generator=source, dtype=torch.float64)
     area = height * width * (0.02 + (0.33 - 0.02) * uniform[:, 0])
@@ -29,7 +34,9 @@ def erasing_boxes(source: torch.Generator, size: int, probability: float, height
     heights, widths = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
     fits = (heights < height) & (widths < width)
     first = fits.long().argmax(0, keepdim=True)
-    is_erased = fits.any(0) & (torch.rand(size, generator=source, dtype=torch.float64) < probability)
+    is_erased = fits.any(0) & (
+        torch.rand(size, generator=source, dtype=torch.float64) < probability
+    )
     box_height, box_width = (sides.gather(0, first)[0] * is_erased for sides in (heights, widths))
     offset = torch.rand(2, size, generator=source, dtype=torch.float64)
     top = (offset[0] * (height - box_height + 1)).long()

@@ -11,7 +11,9 @@ from lockstep.distributed.batch import Batch, Mix
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import seed_of
 
-ONE = 1 << 16  # images are mixed in 65536ths: whole numbers below 2**24, which float32 holds exactly on every device
+# images are mixed in 65536ths: whole numbers below 2**24, which float32 holds exactly on every
+# device
+ONE = 1 << 16
 
 
 class MixDraws(NamedTuple):
@@ -22,10 +24,13 @@ class MixDraws(NamedTuple):
     boxes: Tensor | None  # int64 (4, B), covered by the partner; None without CutMix
 
 
-def draw(seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float) -> MixDraws:
+def draw(
+    seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float
+) -> MixDraws:
     """Draw lambda of Beta(alpha, alpha) on the CPU for the whole global batch, then cut to the shard.
 
-    `mixup` and `cutmix` are the alphas. If both are above 0, each sample uses one of them with probability 1/2.
+    `mixup` and `cutmix` are the alphas. If both are above 0, each sample uses one of them with
+    probability 1/2.
     """
     source = np.random.default_rng(seed_of(seed, shard.epoch, shard.step, "mix"))
     is_cut = source.random(shard.group_size) < (0.5 if mixup and cutmix else bool(cutmix))
@@ -56,6 +61,10 @@ def apply(batch: Batch, draws: MixDraws) -> Batch:
         mixed = (pixels.float() * parts).add_(partner.float().mul_(ONE - parts))
         pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
     if draws.boxes is not None:
-        pixels = torch.where(boxes.box_mask(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels)
+        pixels = torch.where(
+            boxes.box_mask(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels
+        )
     mix = Mix(batch.targets[1:], draws.weights)
-    return batch._replace(inputs=pixels, targets=batch.targets[:-1], indices=batch.indices[:-1], mix=mix)
+    return batch._replace(
+        inputs=pixels, targets=batch.targets[:-1], indices=batch.indices[:-1], mix=mix
+    )

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# of images, for each thread; a whole batch of 64 at 224 pixels takes 1 to 6 times as long (one thread, 2026-11-26)
+# of images, for each thread; a whole batch of 64 at 224 pixels takes 1 to 6 times as long (one
+# thread, 2026-11-26)
 PART_BYTES = 1 << 19
 
 
 def rotations(angles: Tensor, height: int, width: int) -> Tensor:
     """Map each pixel to its source when images turn counter-clockwise about the middle, by `angles` in radians (B,).
 
-    Maps are float64 (2, 3, B): rows of x and y, with factors of x and y, and an offset. Positions count from the corner
-    of the image; the centre of the first pixel is at 0.5.
+    Maps are float64 (2, 3, B): rows of x and y, with factors of x and y, and an offset. Positions
+    count from the corner of the image; the centre of the first pixel is at 0.5.
     """
-    # one by one: the last bit of a cosine can depend on its position in a vector, and so on the cut of the batch
+    # one by one: the last bit of a cosine can depend on its position in a vector, and so on the cut
+    # of the batch
     cos, sin = (
         torch.tensor([function(angle) for angle in angles.tolist()], dtype=torch.float64)
         for function in (math.cos, math.sin)
@@ -33,19 +35,29 @@ def rotations(angles: Tensor, height: int, width: int) -> Tensor:
 def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
     """Move images (B, C, H, W) by `maps` to the nearest pixel, with zeros from outside.
 
-    By products and sums of float64, each rounded: a matrix product would depend on the device and the batch.
+    By products and sums of float64, each rounded: a matrix product would depend on the device and
+    the batch.
     """
     height, width = images.shape[2:]
     x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
     y = torch.arange(height, dtype=torch.float64, device=images.device) + 0.5
     source_x, source_y = (
-        (of_x.unsqueeze(1) * x + offset.unsqueeze(1)).unsqueeze(1) + (of_y.unsqueeze(1) * y).unsqueeze(2)
+        (of_x.unsqueeze(1) * x + offset.unsqueeze(1)).unsqueeze(1)
+        + (of_y.unsqueeze(1) * y).unsqueeze(2)
         for of_x, of_y, offset in maps
     )
     # pixels from outside are read from a border of zeros
-    column, row = source_x.floor_().clamp_(-1, width).add_(1), source_y.floor_().clamp_(-1, height).add_(1)
+    column, row = (
+        source_x.floor_().clamp_(-1, width).add_(1),
+        source_y.floor_().clamp_(-1, height).add_(1),
+    )
     position = row.mul_(width + 2).add_(column).long().flatten(1).unsqueeze(1)
-    return F.pad(images, (1,) * 4).flatten(2).gather(2, position.expand(-1, images.shape[1], -1)).view_as(images)
+    return (
+        F.pad(images, (1,) * 4)
+        .flatten(2)
+        .gather(2, position.expand(-1, images.shape[1], -1))
+        .view_as(images)
+    )
 
 
 def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
@@ -61,7 +73,8 @@ def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: b
     )
     if is_reflected:
         rows, columns = (
-            end - 1 - (end - 1 - (places - padding).abs()).abs() for places, end in ((rows, height), (columns, width))
+            end - 1 - (end - 1 - (places - padding).abs()).abs()
+            for places, end in ((rows, height), (columns, width))
         )
     else:
         images = F.pad(images, (padding,) * 4)

@@ -30,10 +30,12 @@ class Space(NamedTuple):
     """The strengths of operations at levels of -30 to 30, as torchvision defines them."""
 
     slope: float  # of a shear, for each level
-    shift: Callable[[int], tuple[int, int]]  # pixels for each level, as a fraction, of the side of the image
+    # pixels for each level, as a fraction, of the side of the image
+    shift: Callable[[int], tuple[int, int]]
     degrees: float  # of a rotation, for each level
     bits: int  # that posterize drops at level 30
-    factor: int  # thousandths by which brightness, contrast, color and sharpness change, for each level
+    # thousandths by which brightness, contrast, color and sharpness change, for each level
+    factor: int
 
 
 # "wide" of Müller and Hutter 2021; Cubuk et al. 2020
@@ -51,7 +53,9 @@ class OperationDraws(NamedTuple):
     maps: Tensor  # float64 (2, 3, G), source positions of the G samples that are moved
 
 
-def draw_trivial(source: torch.Generator, size: int, positions: Tensor, height: int, width: int) -> OperationDraws:
+def draw_trivial(
+    source: torch.Generator, size: int, positions: Tensor, height: int, width: int
+) -> OperationDraws:
     """Draw for `size` samples, on the CPU, and keep those at `positions`."""
     operations = torch.randint(len(OPERATIONS), (size,), generator=source)
     levels = torch.randint(NUM_LEVELS, (size,), generator=source)
@@ -59,21 +63,29 @@ def draw_trivial(source: torch.Generator, size: int, positions: Tensor, height: 
     return sorted_draws(TRIVIAL, operations[positions], levels[positions], height, width)
 
 
-def draw_random(numbers: Tensor, magnitude: int, height: int, width: int) -> tuple[OperationDraws, ...]:
+def draw_random(
+    numbers: Tensor, magnitude: int, height: int, width: int
+) -> tuple[OperationDraws, ...]:
     """Choose operations of RandAugment, one after the other, each by two of the `numbers` in [0, 1), (2 N, B)."""
     chosen = (numbers[::2] * len(OPERATIONS)).long()
     levels = magnitude * (1 - 2 * (numbers[1::2] < 0.5).long())
-    return tuple(sorted_draws(RANDOM, *drawn, height, width) for drawn in zip(chosen, levels, strict=True))
+    return tuple(
+        sorted_draws(RANDOM, *drawn, height, width) for drawn in zip(chosen, levels, strict=True)
+    )
 
 
-def sorted_draws(space: Space, operations: Tensor, levels: Tensor, height: int, width: int) -> OperationDraws:
+def sorted_draws(
+    space: Space, operations: Tensor, levels: Tensor, height: int, width: int
+) -> OperationDraws:
     """Sort B samples by their `operations`, with strengths of `space` at `levels`, both int64 (B,)."""
     operations, order = operations.sort(stable=True)
     levels = levels[order]
     counts = operations.bincount(minlength=len(OPERATIONS)).tolist()
     num_moved = sum(counts[: len(MOVES)])
     maps = _maps(space, operations[:num_moved], levels[:num_moved], height, width)
-    return OperationDraws(tuple(counts), order, order.argsort(), _strengths(space, operations, levels), maps)
+    return OperationDraws(
+        tuple(counts), order, order.argsort(), _strengths(space, operations, levels), maps
+    )
 
 
 def apply(images: Tensor, draws: OperationDraws) -> Tensor:
@@ -82,22 +94,29 @@ def apply(images: Tensor, draws: OperationDraws) -> Tensor:
     moved, *others = images.index_select(0, draws.order).split(groups)
     _, *strengths = draws.strengths.split(groups)
     changed = [
-        change_in_parts(change, *part) for change, *part in zip(CHANGES.values(), others, strengths, strict=True)
+        change_in_parts(change, *part)
+        for change, *part in zip(CHANGES.values(), others, strengths, strict=True)
     ]
-    return torch.cat([change_in_parts(moves.map_pixels, moved, draws.maps), *changed]).index_select(0, draws.inverse)
+    return torch.cat([change_in_parts(moves.map_pixels, moved, draws.maps), *changed]).index_select(
+        0, draws.inverse
+    )
 
 
 def _strengths(space: Space, operations: Tensor, levels: Tensor) -> Tensor:
     """Return the argument of the operation in photometric, for each sample."""
     bits = (levels.abs() * space.bits + 15).div(30, rounding_mode="floor")
     threshold = (17 * (30 - levels.abs()) + 1).div(2, rounding_mode="floor")
-    strengths = torch.where(operations == OPERATIONS.index("posterize"), bits, 1000 + space.factor * levels)
+    strengths = torch.where(
+        operations == OPERATIONS.index("posterize"), bits, 1000 + space.factor * levels
+    )
     return torch.where(operations == OPERATIONS.index("solarize"), threshold, strengths)
 
 
 def _maps(space: Space, operations: Tensor, levels: Tensor, height: int, width: int) -> Tensor:
     """Map each pixel to its source, as `moves.rotations` does. Shears fix the corner, rotations the middle."""
-    shear_x, shear_y, translate_x, translate_y, rotate = (levels * (operations == k) for k in range(len(MOVES)))
+    shear_x, shear_y, translate_x, translate_y, rotate = (
+        levels * (operations == k) for k in range(len(MOVES))
+    )
     slope_x, slope_y = (space.slope * shear.double() for shear in (shear_x, shear_y))
     (part_x, of_x), (part_y, of_y) = space.shift(width), space.shift(height)
     shift_x = (part_x * translate_x).div(of_x, rounding_mode="trunc")

@@ -1,9 +1,9 @@
 """Changes of grey level and colour with a strength per image, in whole numbers: the same bits on every device.
 
-They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); strengths are int64 (B,). A
-`factor`, in thousandths, blends with black, grey or a blurred image: 0 gives these, 1000 the image. A curve
-(B, C or 1, 256) maps each grey level to another. Whole numbers below 2**24 are exact in float32 too, which is several
-times as fast as int32 on a CPU.
+They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); strengths
+are int64 (B,). A `factor`, in thousandths, blends with black, grey or a blurred image: 0 gives
+these, 1000 the image. A curve (B, C or 1, 256) maps each grey level to another. Whole numbers below
+2**24 are exact in float32 too, which is several times as fast as int32 on a CPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +39,12 @@ def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Curve away from the mean grey of the image, or towards it."""
     grey = _luma(images) if images.shape[1] == 3 else images
     # in float64 the sum is exact in any order
-    sums, factors = grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1), factors.unsqueeze(1)
-    # floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction: rounded down twice is rounded down once
+    sums, factors = (
+        grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1),
+        factors.unsqueeze(1),
+    )
+    # floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction: rounded down twice is
+    # rounded down once
     offsets = ((1000 - factors) * sums).div(grey[0].numel(), rounding_mode="floor")
     return _thousandths(_greys(images) * factors + offsets).unsqueeze(1)
 
@@ -64,7 +68,9 @@ def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
     """Curve that stretches each channel to 0 .. 255; a channel of one grey level is unchanged."""
     greys = _greys(images)
     low, high = (bound.long().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
-    stretched = ((greys - low) * 255).div((high - low).clamp(min=1), rounding_mode="floor").clamp(0, 255)
+    stretched = (
+        ((greys - low) * 255).div((high - low).clamp(min=1), rounding_mode="floor").clamp(0, 255)
+    )
     return torch.where(high > low, stretched, greys)
 
 
@@ -88,8 +94,9 @@ def saturation(images: Tensor, factors: Tensor) -> Tensor:
 def hue(images: Tensor, shifts: Tensor) -> Tensor:
     """Turn the hue of images of 3 channels by `shifts` of -3000 to 3000; 6000 are the circle. Others are unchanged.
 
-    With chroma = max - min of a pixel and the hue in sixths of the circle, red is min + chroma * (2 - its distance from
-    0), green from 2, blue from 4, within min .. max. Distances are multiplied by 1000 * chroma, to be whole numbers.
+    With chroma = max - min of a pixel and the hue in sixths of the circle, red is min + chroma * (2
+    - its distance from 0), green from 2, blue from 4, within min .. max. Distances are multiplied
+    by 1000 * chroma, to be whole numbers.
     """
     if images.shape[1] != 3:
         return images
@@ -98,7 +105,11 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
     red, green, blue = wide.split(1, 1)
     chroma = high - low
     place = torch.where(high == green, blue - red + 2 * chroma, red - green + 4 * chroma)
-    place = torch.where(high == red, green - blue, place).mul_(1000).add_(shifts.float().view(-1, 1, 1, 1) * chroma)
+    place = (
+        torch.where(high == red, green - blue, place)
+        .mul_(1000)
+        .add_(shifts.float().view(-1, 1, 1, 1) * chroma)
+    )
     centres = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
     # distances of up to 9 sixths, the short way round the circle
     third = 3000 * chroma
@@ -112,7 +123,9 @@ def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -
     drawn = {}
     for name, strength in strengths.items():
         if strength:
-            low, high = (-strength, strength) if name == "hue" else (max(0, 1 - strength), 1 + strength)
+            low, high = (
+                (-strength, strength) if name == "hue" else (max(0, 1 - strength), 1 + strength)
+            )
             values = (6000 if name == "hue" else 1000) * (low + (high - low) * draw(name)[0])
             drawn[name] = values.round().long()
     return drawn

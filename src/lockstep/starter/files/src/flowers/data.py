@@ -15,5 +15,7 @@ def images(*, seed: int) -> Splits:
     targets = torch.tensor(digits.target)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
     parts = torch.split(order, [1257, 180, 360])
-    train, val, test = (Images(pixels[rows], targets[rows], [str(int(row)) for row in rows]) for rows in parts)
+    train, val, test = (
+        Images(pixels[rows], targets[rows], [str(int(row)) for row in rows]) for rows in parts
+    )
     return Splits(train, val, test, class_names=tuple(map(str, range(10))))
