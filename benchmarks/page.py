@@ -22,7 +22,7 @@ replaces its figures. Each figure is valid for its device and date only.
 [95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so theirs is wide.
 Ratios are taken within one round, and rounds alternate the order. An *aim* is what we want to reach.
 
-No run used several GPUs or several machines. [How GPUs are measured](gpu.md#what-the-figures-mean) explains the terms.
+No run used several GPUs or several machines. [How GPUs are measured](platforms.md#what-the-figures-mean) explains the terms.
 [Reliability](reliability.md) has the end of a run after each signal. What else was measured is in [the log](log.md) and
 in git's history: `git show 1a27d529:docs/results.md`.
 """
