@@ -1,4 +1,4 @@
-"""Train an image classifier: `python train.py [group=option] [setting=value] ...`, see `python train.py --help`."""
+"""Train an image classifier: `python train.py [group=option] [setting=value] ...`, or --help."""
 
 from lockstep.cli import entry
 

@@ -1,4 +1,7 @@
-"""What the pages of the docs measure: each module stores its figures in the file of a section of docs/results.md."""
+"""Measure what the pages of the docs report.
+
+Each module stores its figures in the file of a section of docs/results.md.
+"""
 
 import os
 import sys

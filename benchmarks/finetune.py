@@ -1,4 +1,6 @@
-"""Compare fine-tuning with training from nothing: eight classes of CIFAR-10, then few images of cats and dogs.
+"""Compare fine-tuning with training from random weights.
+
+The data is eight classes of CIFAR-10, then few images of cats and dogs.
 
 `python -m benchmarks.finetune cifar` takes 20 minutes on two cores. The folder has train/ and test/
 with a folder of image files for each class. A folder `finetune` in it keeps the runs: the same
@@ -43,7 +45,10 @@ RATES = (0.1, 0.02)
 
 
 def link_images(cifar: Path, to: Path) -> None:
-    """Link the folders of eight classes, and of the other two the first images and as many for validation."""
+    """Link the folders of eight classes, and some images of the other two.
+
+    Of the latter, it links the first images, and as many for validation.
+    """
     for folder in sorted(path for split in ("train", "test") for path in (cifar / split).iterdir()):
         split, name = folder.parent.name, folder.name
         if name not in FEW or split == "test":
@@ -76,7 +81,8 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
             ]
             found.append(
                 mean_row(
-                    f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}: test accuracy",
+                    f"{NUM_IMAGES} cats and {NUM_IMAGES} dogs, 40 epochs, {start}, lr={rate}: "
+                    "test accuracy",
                     values,
                 )
             )

@@ -1,4 +1,6 @@
-"""Seconds of the README's first command, of a plain Lightning script, and of lightly-train, from start to exit.
+"""Time the README's first command, a plain Lightning script, and lightly-train.
+
+Each is timed in seconds from start to exit.
 
     python -m benchmarks.first_command VENV/bin/python
 
@@ -36,11 +38,13 @@ NUM_EPOCHS, BATCH_SIZE, NUM_STEPS = 10, 64, 200
 SPLITS = {"train": 1258, "val": 180, "test": 359}
 LIGHTLY = """
 import sys, lightly_train
-data = {"train": "digits/train", "val": "digits/val", "classes": {number: str(number) for number in range(10)}}
+classes = {number: str(number) for number in range(10)}
+data = {"train": "digits/train", "val": "digits/val", "classes": classes}
 if __name__ == "__main__":
     lightly_train.train_image_classification(
-        out="run", data=data, model="torchvision/resnet18", steps=int(sys.argv[1]), batch_size=int(sys.argv[2]),
-        num_workers=0, accelerator="cpu", devices=1, precision="32-true", transform_args={"image_size": (32, 32)},
+        out="run", data=data, model="torchvision/resnet18", steps=int(sys.argv[1]),
+        batch_size=int(sys.argv[2]), num_workers=0, accelerator="cpu", devices=1,
+        precision="32-true", transform_args={"image_size": (32, 32)},
         overwrite=True,
     )
 """
@@ -88,7 +92,9 @@ class _Plain(L.LightningModule):
         return self._loss(batch, "test")
 
     @override
-    def configure_optimizers(self) -> dict[str, object]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> dict[str, object]:
         optimizer = torch.optim.SGD(
             self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
         )

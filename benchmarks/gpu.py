@@ -94,7 +94,10 @@ def speed() -> list[Row]:
 
 
 def graphs() -> list[Row]:
-    """Compare replayed trainings with eager ones, bit by bit; each shape is replayed after its first steps."""
+    """Compare replayed trainings with eager ones, bit by bit.
+
+    Each shape is replayed after its first steps.
+    """
     differences = []
     common = (
         *BFLOAT16,

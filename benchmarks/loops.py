@@ -1,4 +1,4 @@
-"""The same training three ways: a raw PyTorch loop, a Lightning loop as templates write it, and Lockstep."""
+"""Train the same in a raw PyTorch loop, in Lightning as templates use it, and in Lockstep."""
 
 import contextlib
 import csv
@@ -28,7 +28,10 @@ from lockstep.runs.folder import RunFolder
 
 
 class Task(NamedTuple):
-    """What is trained: random grey images of one size, with SGD, in bfloat16 autocast or float32."""
+    """What is trained: random grayscale images of one size.
+
+    It is trained with SGD, in bfloat16 autocast or float32.
+    """
 
     network: dict[str, Any]  # the section `model` of a configuration
     image_size: int
@@ -136,7 +139,10 @@ def lockstep(task: Task) -> float:
 
 
 class _Images(Dataset[tuple[Tensor, int]]):
-    """What torchvision's MNIST does: an array becomes a PIL image, which the transforms make a tensor."""
+    """Return samples as torchvision's MNIST does.
+
+    An array becomes a PIL image, which the transforms make a tensor.
+    """
 
     def __init__(self, task: Task) -> None:
         self._pixels, self._labels = _data(task)
@@ -153,7 +159,10 @@ class _Images(Dataset[tuple[Tensor, int]]):
 
 
 class _Template(L.LightningModule):
-    """What the widespread Lightning templates do in a step: two logged values, a metric's forward, a progress bar."""
+    """Do in a step what widespread Lightning templates do.
+
+    They log two values, call a metric's forward, and have a progress bar.
+    """
 
     def __init__(self, task: Task) -> None:
         super().__init__()

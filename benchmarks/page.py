@@ -1,4 +1,7 @@
-"""Write docs/results.md from benchmarks/results/*.json, a file for each section: `python -m benchmarks.page`."""
+"""Write docs/results.md from benchmarks/results/*.json, a file for each section.
+
+The command is `python -m benchmarks.page`.
+"""
 
 import json
 import math
@@ -16,14 +19,20 @@ PAGE = ROOT / "docs" / "results.md"
 HEAD = """\
 # Results: accuracy, speed, exactness and cost
 
-Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below measures again and
+Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below \
+measures again and
 replaces its figures. Each figure is valid for its device and date only.
-*n* is the number of runs or rounds; *result* is their median, or the mean where marked. A mean over seeds has a
-[95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so theirs is wide.
-Ratios are taken within one round, and rounds alternate the order. An *aim* is what we want to reach.
+*n* is the number of runs or rounds; *result* is their median, or the mean where marked. A mean \
+over seeds has a
+[95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so \
+theirs is wide.
+Ratios are taken within one round, and rounds alternate the order. An *aim* is what we want to \
+reach.
 
-No run used several GPUs or several machines. [How GPUs are measured](platforms.md#what-the-figures-mean) explains the terms.
-[Reliability](reliability.md) has the end of a run after each signal. What else was measured is in [the log](log.md) and
+No run used several GPUs or several machines. [How GPUs are \
+measured](platforms.md#what-the-figures-mean) explains the terms.
+[Reliability](reliability.md) has the end of a run after each signal. What else was measured is \
+in [the log](log.md) and
 in git's history: `git show 1a27d529:docs/results.md`.
 """
 SECTIONS = (
@@ -40,7 +49,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def interval(row: dict[str, Any]) -> str:
-    """Return the 95 % interval of a mean over seeds; up to three follow, rounded, from lowest, highest and mean."""
+    """Return the 95 % interval of a mean over seeds.
+
+    Up to three values follow from the lowest, the highest and the mean, rounded.
+    """
     values = row.get("values", [])
     if "(mean)" in row["what"] and row["n"] in (2, 3):
         low, high = map(float, row["spread"].split(" to "))
@@ -53,7 +65,7 @@ def interval(row: dict[str, Any]) -> str:
 
 
 def aim(row: dict[str, Any]) -> str:
-    """Return the aim, and whether the result is on the wrong side of one such as `<= 0.3 ms` or `>= 15`."""
+    """Return the aim, and whether the result misses an aim such as `<= 0.3 ms` or `>= 15`."""
     bound = re.match(r"([<>])= (\S+)", row["aim"])
     if bound is None:
         return row["aim"]
@@ -69,9 +81,8 @@ def section(content: dict[str, Any]) -> str:
         for row in source["rows"]:
             figures = (row["what"], row["median"], row["spread"], row["n"], interval(row), aim(row))
             rows.append((*figures, f"({number})"))
-        sources.append(
-            f"{number}. `{source['command']}`: {source['device']}; {source['software']}; {source['date']}\n"
-        )
+        machine = f"{source['device']}; {source['software']}; {source['date']}"
+        sources.append(f"{number}. `{source['command']}`: {machine}\n")
     shown = [cells for cells in zip(COLUMNS, *rows, strict=True) if any(cells[1:])]
     columns, *rows = zip(*shown, strict=True)
     note = content.get("note", "")

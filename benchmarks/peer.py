@@ -1,4 +1,6 @@
-"""ResNet-18 in raw PyTorch as a good engineer writes it, to compare Lockstep with: no graphs, no compile, no Lockstep.
+"""Train a ResNet-18 in raw PyTorch as a good engineer writes it, to compare with Lockstep.
+
+It has no graphs, no compile, no Lockstep.
 
 `python -m benchmarks.peer DATA EPOCHS FILE` trains Fashion-MNIST by Lockstep's recipe of
 2026-11-23.
@@ -77,7 +79,8 @@ def train(folder: Path, num_epochs: int) -> list[float]:
         return x.float().sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
 
     held, held_targets = normalized(pixels[NUM_TRAINED:]), targets[NUM_TRAINED:]
-    net = resnet18(1, 64).to(DEVICE).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    net = resnet18(1, 64).to(DEVICE)
+    net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.SGD(
         net.parameters(), RATE, 0.9, weight_decay=5e-4, nesterov=True, fused=True
     )

@@ -1,4 +1,6 @@
-"""Images per second of epochs of photographs, cropped at random to 224 pixels and mirrored, without a network.
+"""Measure images per second of epochs of photographs, without a network.
+
+They are cropped at random to 224 pixels and mirrored.
 
     python -m benchmarks.photographs
     python -m benchmarks.photographs --differences
@@ -62,7 +64,10 @@ COUNTS_BY_SIZE = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}
 
 
 def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Image:
-    """Noise of all scales, which a JPEG of quality 90 stores in 0.3 bytes a pixel, as it does photographs."""
+    """Return noise of all scales.
+
+    A JPEG of quality 90 stores it in 0.3 bytes a pixel, as it does photographs.
+    """
     total, longest = np.full((height, width, 3), 128.0, np.float32), max(height, width)
     side = 4
     while side < 2 * longest:
@@ -79,7 +84,10 @@ def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Ima
 
 
 def generate(folder: Path, num_images: int, least: int = 800, most: int = 2000) -> None:
-    """Write photographs of four classes, whose shorter side has `least` to `most` pixels, of the usual shapes."""
+    """Write photographs of four classes, of the usual shapes.
+
+    Their shorter side has `least` to `most` pixels.
+    """
     noise = np.random.default_rng(0)
     for number in range(num_images):
         shortest = int(noise.integers(least, most + 1))

@@ -43,7 +43,10 @@ def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
 
 
 def _side_by_side(num_rounds: int, overrides: Sequence[str], counts: Sequence[int]) -> list[Row]:
-    """One process against several, by their number; the launcher gives each its part of the cores as threads."""
+    """Compare one process with several, by their number.
+
+    The launcher gives each its part of the cores as threads.
+    """
     one = {"1": lambda: _images_per_s(1, overrides)}
     several = {str(count): lambda count=count: _images_per_s(count, overrides) for count in counts}
     rates = alternate(num_rounds, **one, **several)
@@ -63,7 +66,10 @@ def workers(num_rounds: int = 7) -> list[Row]:
 
 
 def small_workers(num_rounds: int = 7) -> list[Row]:
-    """One process on all cores against two and four, a ResNet-18 of width 16 on digits, batch 64."""
+    """Compare one process on all cores with two and four.
+
+    They train a ResNet-18 of width 16 on digits, batch 64.
+    """
     return _side_by_side(num_rounds, SMALL, [2, 4])
 
 

@@ -1,4 +1,4 @@
-"""How soon commands answer, and a training and a sweep compute their first steps: `python -m benchmarks.start`."""
+"""Time commands and the first steps of a training and a sweep: `python -m benchmarks.start`."""
 
 import statistics
 import subprocess
@@ -17,7 +17,10 @@ NUM_AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """The seconds of one sweep: `later_steps_s` from the end of a trial to the first step of the one that follows."""
+    """The seconds of one sweep.
+
+    `later_steps_s` are from the end of a trial to the first step of the one that follows.
+    """
 
     total_s: float
     first_step_s: float
@@ -32,7 +35,10 @@ def _seconds(*command: str, code: int = 0) -> float:
 
 
 def _import_torch() -> float:
-    """Seconds from the command to the end of importing torch; leaving takes more than a second more."""
+    """Return seconds from the command to the end of importing torch.
+
+    Leaving takes more than a second more.
+    """
     code = "import torch, time; print(time.time())"
     started = time.time()
     line = [sys.executable, "-c", code]
@@ -52,7 +58,10 @@ def _first_step(num_workers: int) -> float:
 
 
 def commands(num_rounds: int = 7) -> list[Row]:
-    """Help, an error, and the first step of one worker and of three, compared with importing only torch."""
+    """Time help, an error, and the first step of one worker and of three.
+
+    They are compared with importing only torch.
+    """
     _first_step(1)  # Python compiles what it imports, where it has not yet
     times = alternate(
         num_rounds,
@@ -75,7 +84,8 @@ def sweep() -> Measured:
     """One sweep of short trainings, two in parallel."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {folder}/${{hydra:job.num}}}}"
+        file = f"{folder}/${{hydra:job.num}}"
+        clock = f"+callbacks.clock={{_target_: benchmarks.first_step.FirstStep, path: {file}}}"
         words = [
             "-m",
             f"hydra.sweep.dir={folder}/sweep",

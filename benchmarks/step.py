@@ -57,7 +57,10 @@ def overhead(num_rounds: int = 7) -> list[Row]:
 
 
 def resnet18(num_rounds: int = 5) -> list[Row]:
-    """Time the full ResNet-18 on 28x28 grey images, batch 64, on all cores; in bfloat16 where the CPU has it."""
+    """Time the full ResNet-18 on 28x28 grayscale images, batch 64, on all cores.
+
+    It is also timed in bfloat16 where the CPU has it.
+    """
     rows = _beside("float32", FULL, {"raw loop": raw, "template": template}, num_rounds)
     if bfloat16_unit(torch.device("cpu")):
         rows += _beside(

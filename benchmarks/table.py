@@ -16,7 +16,10 @@ from lockstep.system.provenance import describe
 
 
 class Row(NamedTuple):
-    """One measured number: its median with unit, its smallest and largest value, of how many, and what we aim at."""
+    """One measured number.
+
+    It has a median with unit, a smallest and largest value, their number, and our aim.
+    """
 
     what: str
     median: str
@@ -37,7 +40,10 @@ def mean_row(what: str, values: Sequence[float]) -> Row:
 
 
 def alternate(num_rounds: int, **measured: Callable[[], float]) -> dict[str, list[float]]:
-    """Values of every function, called in turn in every round: in the given order, then in the reverse one."""
+    """Return the values of every function, called in turn in every round.
+
+    The order is the given one, then the reverse one.
+    """
     values: dict[str, list[float]] = {name: [] for name in measured}
     for number in range(num_rounds):
         for name in list(measured) if number % 2 == 0 else reversed(measured):
@@ -61,9 +67,10 @@ def software() -> str:
 
 
 def publish(section: str, rows: Sequence[Row], words: Sequence[str] = ()) -> None:
-    """Print rows, put them in place of the earlier ones of this command in the file of a section, and write the page.
+    """Print rows, store them in the file of a section, and write the page.
 
-    The command is that of this process, or its module with `words`.
+    They replace the earlier rows of this command. The command is that of this process, or its
+    module with `words`.
     """
     command = " ".join(
         ["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *(words or sys.argv[1:])]

@@ -1,4 +1,4 @@
-"""The site: `make docs` builds docs/_build/html by Sphinx, without a network. The pages stay plain Markdown."""
+"""Build the site by `make docs`: Sphinx writes docs/_build/html, without a network."""
 
 import importlib.metadata
 import json
@@ -37,14 +37,14 @@ def setup(app: Sphinx) -> None:
 
 
 def add_index(app: Sphinx, name: str, source: list[str]) -> None:
-    """Turn `<!-- index: a, b -->`, which GitHub hides, into index entries: the first results of a search for a or b."""
+    """Turn `<!-- index: a, b -->` into index entries, the first results of a search for a or b."""
     source[0] = INDEX.sub(
         lambda found: f"```{{index}} ! {found[1].replace(', ', ', ! ')}\n```", source[0]
     )
 
 
 def write_llms(app: Sphinx, error: Exception | None) -> None:
-    """Write each page as Markdown next to its HTML, their index llms.txt (llmstxt.org), and llms-full.txt with all."""
+    """Write each page as Markdown, an index llms.txt (llmstxt.org), and llms-full.txt with all."""
     if error is not None or app.builder.format != "html":
         return
     root, texts = app.env.get_doctree(app.config.root_doc), []

@@ -1,4 +1,4 @@
-"""Processes of tests have one thread each, and the differences that tests measure are shown at the end."""
+"""Processes of tests have one thread each, and measured differences are shown at the end."""
 
 import os
 import sys
@@ -20,7 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 @pytest.fixture(scope="session", autouse=True)
 def _server(request: pytest.FixtureRequest) -> None:
-    """The fork server of the product for all processes of the tests, which also imports what commands do."""
+    """Start the product's fork server for all processes of the tests.
+
+    It also imports what commands do.
+    """
     from lockstep.system import processes
 
     with pytest.MonkeyPatch.context() as patch:
@@ -35,7 +38,10 @@ def _server(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Restore the search path of Python: a command that runs in this process puts the folder of its project first."""
+    """Restore the search path of Python.
+
+    A command that runs in this process puts the folder of its project first.
+    """
     before = sys.path[:]
     try:
         return (yield)
@@ -93,7 +99,10 @@ def four_gpus_here() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def gpus(request: pytest.FixtureRequest) -> "PretendedGpus":
-    """Pretended GPUs for processes that a test starts; the first use builds them, 10 s of one core."""
+    """Pretended GPUs for processes that a test starts.
+
+    The first use builds them, which takes 10 s of one core.
+    """
     from tests.support.gpus import PretendedGpus, build, reason_without  # imports torch
 
     reason = reason_without()

@@ -1,1 +1,1 @@
-"""What becomes of a training that is signalled, killed or frozen: `python -m benchmarks.faults` tries it."""
+"""Signal, kill or freeze trainings and see their outcomes: `python -m benchmarks.faults`."""

@@ -35,10 +35,8 @@ def main() -> int:
         ):
             outcomes[case] = outcome
             write_json(results, {"cases": [[case, outcome] for case, outcome in outcomes.items()]})
-            print(
-                f"{describe(case)}: {outcome.exit_code} {'; '.join(broken(case, outcome))}".rstrip(),
-                flush=True,
-            )
+            problems = "; ".join(broken(case, outcome))
+            print(f"{describe(case)}: {outcome.exit_code} {problems}".rstrip(), flush=True)
     write_atomically(PAGE, markdown({case: outcomes[case] for case in cases}, PAGE.read_text()))
     return int(any(broken(case, outcomes[case]) for case in cases))
 

@@ -1,4 +1,7 @@
-"""One fault: a training is started, a signal sent to one of its processes at a moment, and its end looked at."""
+"""Try one fault.
+
+A training is started, a process gets a signal at a moment, and the end of the training is checked.
+"""
 
 import contextlib
 import os
@@ -97,7 +100,8 @@ def run(case: Case, folder: Path) -> Outcome:
 @contextmanager
 def _training(case: Case, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     rank = case.num_processes - 1 if case.target == "last rank" else 0
-    moment = f"+callbacks.moment={{_target_:benchmarks.faults.moment.Moment,at:{case.moment.replace(' ', '-')}"
+    at = case.moment.replace(" ", "-")
+    moment = f"+callbacks.moment={{_target_:benchmarks.faults.moment.Moment,at:{at}"
     overrides = (
         *RECIPE,
         f"trainer.devices={case.num_processes}",
@@ -139,15 +143,19 @@ def _await_moment(case: Case, folder: Path, process: subprocess.Popen[bytes]) ->
 
 
 def _is_heard(pid: int) -> bool:
-    """Whether a process has a handler for SIGTERM; the first moments of Python itself end by any signal."""
+    """Return whether a process has a handler for SIGTERM.
+
+    In the first moments of Python itself, any signal ends it.
+    """
     caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _of_rank(command: int, rank: int) -> list[int]:
-    """Return the process of a rank: the fork server forks them in order, and each first starts a thread.
+    """Return the process of a rank.
 
-    While it imports, the server starts other programs, too.
+    The fork server forks the ranks in order, and each first starts a thread. While it imports, the
+    server starts other programs, too.
     """
     servers = [pid for pid in _children(command) if _is_of_server(pid)]
     forks = [
@@ -207,7 +215,10 @@ def _ends(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 def _wait(
     holds: Callable[[], bool], timeout_s: float, process: subprocess.Popen[bytes] | None = None
 ) -> None:
-    """Return when `holds()`, or after `timeout_s`. Raises where `process` has to live until then, and does not."""
+    """Return when `holds()`, or after `timeout_s`.
+
+    Raises if `process` has to live until then, and does not.
+    """
     deadline = time.monotonic() + timeout_s
     while not holds() and time.monotonic() < deadline:
         if process is not None and process.poll() is not None:

@@ -16,7 +16,9 @@ HELD_S = 600.0  # whoever delivers the fault may have died
 
 
 class Moment(L.Callback):
-    """Rank `rank` writes the file "reached" into `folder` at the moment `at`, and waits for the file "delivered".
+    """Rank `rank` waits at the moment `at`.
+
+    It writes the file "reached" into `folder`, and waits for the file "delivered".
 
     Moments of the second epoch: "step", after its second step; "validation", after its first batch;
     "checkpoint", while its file is open and has no content yet, where rank 0 is held whatever
@@ -72,7 +74,10 @@ class Moment(L.Callback):
 
 
 class _Hold:
-    """Waits when it is pickled, which `torch.save` does once the file is open; an empty mapping when it is loaded."""
+    """Waits when it is pickled, and loads as an empty mapping.
+
+    `torch.save` pickles once the file is open.
+    """
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait

@@ -13,14 +13,19 @@ HEAD = f"""\
 
 `python -m benchmarks.faults --out runs`: {{conditions}}.
 
-Every case is a real training on CPU processes. One process gets a signal at a chosen moment, and all processes are
-observed until the last one has exited. n=1 for each case. Seconds count from the signal to the end of the last process,
+Every case is a real training on CPU processes. One process gets a signal at a chosen moment, and \
+all processes are
+observed until the last one has exited. n=1 for each case. Seconds count from the signal to the \
+end of the last process,
 on a machine that runs another case as well.
 
 - **To:** the parent is the command itself; it starts and supervises the ranks.
-- **Moment:** the first second (parent: half a second after its start, before there is a run folder; ranks: as soon as
-  they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and in the test.
-- **Step:** the optimizer step of the newest checkpoint, from which `resume=` continues exactly. Three epochs of 6 steps
+- **Moment:** the first second (parent: half a second after its start, before there is a run \
+folder; ranks: as soon as
+  they exist), after a step, in the validation, in a checkpoint whose file is open and empty, and \
+in the test.
+- **Step:** the optimizer step of the newest checkpoint, from which `resume=` continues exactly. \
+Three epochs of 6 steps
   are trained; the step, validation and checkpoint are those of the second epoch.
 
 | cell begins with | meaning |
@@ -28,16 +33,22 @@ on a machine that runs another case as well.
 | 0 | finished; all epochs are trained and tested |
 | 75 | stopped: all ranks after the same step, with a checkpoint |
 | 1 | failed; `failure.txt`, the status and the last printed lines name the rank and the cause |
-| 128 + n | terminated by signal n: with one line before there was a run; or as a failure, if the only rank was killed |
+| 128 + n | terminated by signal n: with one line before there was a run; or as a failure, if the \
+only rank was killed |
 | -n | the command was killed by signal n, and its ranks with it; `lockstep status` reports it |
-| cont. | frozen, and no process notices; continues after SIGCONT, exit code and seconds from there |
+| cont. | frozen, and no process notices; continues after SIGCONT, exit code and seconds from \
+there |
 
-A frozen rank is detected when a collective has waited for `strategy.timeout_s`, here {TIMEOUT_S:g} s.
+A frozen rank is detected when a collective has waited for `strategy.timeout_s`, here \
+{TIMEOUT_S:g} s.
 """
 
 
 def markdown(outcomes: Mapping[Case, Outcome], before: str) -> str:
-    """Return the page of all cases so far. Its section "Around a run" comes from the page `before`."""
+    """Return the page of all cases so far.
+
+    Its section "Around a run" comes from the page `before`.
+    """
     around = before[before.index("## Around a run") : before.index("## 1 process")]
     conditions = f"{device()}; {software()}; {date.today().isoformat()}"
     parts = [HEAD.format(conditions=conditions), around.rstrip() + "\n"]

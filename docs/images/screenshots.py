@@ -1,10 +1,10 @@
-"""What a person sees, as pictures: `python docs/images/screenshots.py FOLDER`, a few minutes on two cores.
+"""Take screenshots: `python docs/images/screenshots.py FOLDER` takes some minutes on two cores.
 
-The Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep and the curves of its settings; the tabs of
-TensorBoard that show the same runs; the terminal at 80 and 140 columns (in tmux). `board.png` is the one of the
-README. The pictures of the network are in the run folders. Trains a sweep of 20 small networks and a run below
-FOLDER/outputs unless there are runs already, and one more by two processes while the tab is looked at. Needs tmux,
-playwright and Chromium (tests/support/chromium.sh).
+They show the Training tab, light and dark, 1,000 and 1,400 pixels wide, with a sweep and curves,
+the other tabs of TensorBoard, and the terminal at 80 and 140 columns (in tmux). `board.png` is the
+one of the README. The script trains a sweep of 20 small networks and a run below FOLDER/outputs
+unless there are runs already, and one more by two processes while it looks at the tab. It needs
+tmux, playwright and Chromium (tests/support/chromium.sh).
 """
 
 import io

@@ -1,4 +1,4 @@
-"""For your tests: checks the promise for your network, loss and data."""
+"""Checks for your tests that your network, loss and data keep the promise of exactness."""
 
 import subprocess
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
-    """Assert that a configuration computes the same on 1, 2 and 3 workers, as `lockstep verify` shows it.
+    """Assert that a configuration computes the same on 1, 2 and 3 workers.
 
-    `overrides` are those of `python train.py`; `cwd` is the folder to start in, None: this one.
-    Raises AssertionError with the whole report where something differs or fails, or the
-    configuration has errors.
+    The check is that of `lockstep verify`. `overrides` are those of `python train.py`. `cwd` is the
+    folder to start in, or the current folder if None. Raises AssertionError with the complete
+    report if something differs or fails, or the configuration has errors.
     """
     command = [sys.executable, "-m", "lockstep", "verify", *overrides]
     done = subprocess.run(

@@ -1,4 +1,7 @@
-"""A training ends with its calibration: the same on any number of workers and after a stop, and used by all readers."""
+"""A training ends with its calibration, which all readers use.
+
+It is the same on any number of workers and after a stop.
+"""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Data that changed since a run was trained: every use of the run is refused, or accepted on request."""
+"""Data has changed since a run was trained: a use of the run is refused, or accepted on request."""
 
 import csv
 import shutil
@@ -55,7 +55,10 @@ def trained(tmp_path: Path, *recipe: str) -> RunFolder:
 
 
 def test_changed_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Evaluation, resume and test of a sweep's best trial compare alike; what changed is in test_data_record.py."""
+    """Evaluation, resume and test of a sweep's best trial compare alike.
+
+    What changed is named in test_data_record.py.
+    """
     root = tmp_path / "images"
     write_classes(root)
     folder = trained(tmp_path, *FOLDER, f"data.root={root}")

@@ -1,4 +1,7 @@
-"""A compiled network computes what the eager one computes, and is compiled once, not anew for ragged batches."""
+"""A compiled network computes what the eager one does.
+
+It is compiled once, not again for ragged batches.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""N workers compute what one worker would, in float64 to 1e-12: weights, statistics, momentum, metrics.
+"""N workers compute what one worker would: weights, statistics, momentum, metrics.
+
+They agree to 1e-12 in float64.
 
 One matrix: each row is a small training, each split of a row ends with the numbers of one worker,
 also one that is interrupted and resumed by other workers. With virtual shards it ends with the
@@ -42,7 +44,10 @@ Runs = dict[tuple[str, Split], RunFolder]
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """The rows of the selected tests, by every split; runs of as many workers share their processes."""
+    """Train the rows of the selected tests, by every split.
+
+    Runs of as many workers share their processes.
+    """
     specs = (getattr(item, "callspec", None) for item in request.session.items)
     selected = {"remainder", *(spec.params.get("name") for spec in specs if spec is not None)}
     rows = {name: row for name, row in ROWS.items() if name in selected}

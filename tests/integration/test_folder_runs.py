@@ -1,4 +1,7 @@
-"""Trainings of image files end with the same bits wherever the pixels are and after any stop, and name what breaks."""
+"""Trainings of image files end with the same bits, and name what breaks.
+
+The bits are the same wherever the pixels are and after any stop.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Features of a frozen network: computed once for each image, and used for no other image, weights or view."""
+"""Features of a frozen network are computed once for each image.
+
+They are used for no other image, weights or preprocessing.
+"""
 
 import os
 import re
@@ -30,7 +33,10 @@ PLAIN = (
 
 
 def save_weights(path: Path, name: str, seed: int) -> Path:
-    """Save random weights, with the statistics of noise: without them all features would be nearly 0."""
+    """Save random weights, with the statistics of noise.
+
+    Without these statistics all features would be nearly 0.
+    """
     torch.manual_seed(seed)
     net = models.get_model(name)
     for layer in net.modules():

@@ -1,4 +1,7 @@
-"""Whole trainings on pretended GPUs: N of them compute what one would. docs/testing.md says what else they show."""
+"""Complete trainings on pretended GPUs: N of them compute what one would.
+
+docs/testing.md says what else they show.
+"""
 
 import re
 from pathlib import Path
@@ -76,7 +79,10 @@ Runs = dict[tuple[int, str], RunFolder]
 
 @pytest.fixture(scope="module")
 def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, str]:
-    """Runs by number of GPUs and recipe, and the output of all processes. Rank 0 also asks CUDA's own kernels."""
+    """Return runs by number of GPUs and recipe, and the output of all processes.
+
+    Rank 0 also asks CUDA's own kernels.
+    """
     root: Path = tmp_path_factory.mktemp("gpus")
     runs, output = {}, ""
     for count, (workers, num_gpus, recipes) in MATRIX.items():

@@ -1,4 +1,7 @@
-"""What a training on a GPU does not wait for, checkpoints and logged values, ends as if it had waited."""
+"""A training on a GPU does not wait for checkpoints and logged values.
+
+It ends as if it had waited.
+"""
 
 import signal
 import subprocess
@@ -40,7 +43,8 @@ from lockstep.assembly.checkpoint_io import AtomicCheckpointIO
 
 path, gate, thread = Path(sys.argv[1]), threading.Event(), ThreadPoolExecutor(1)
 thread.submit(gate.wait)
-weight = torch.arange(24.0, device="cuda").view(1, 4, 2, 3).contiguous(memory_format=torch.channels_last)
+weight = torch.arange(24.0, device="cuda").view(1, 4, 2, 3)
+weight = weight.contiguous(memory_format=torch.channels_last)
 state = OrderedDict(weight=weight, step=torch.ones(()))
 io = AtomicCheckpointIO(thread, (path,))
 io.save_checkpoint({"global_step": 1, "state_dict": state}, path)
@@ -103,7 +107,10 @@ def test_logged_values_as_on_cpu(uncut: RunFolder, tmp_path: Path) -> None:
 def test_resume_after_kill(
     gpus: PretendedGpus, uncut: RunFolder, tmp_path: Path, more: str
 ) -> None:
-    """While checkpoints are written, or after one, before which values that wait for the device are logged."""
+    """The process is killed while checkpoints are written, or after one.
+
+    Before that one, values that wait for the device are logged.
+    """
     folder = write_run(tmp_path / "run", [*ON_GPU, "trainer.max_epochs=3", more, KILLED])
     for code in (-signal.SIGKILL, 0):
         train_all([folder], 1, code, **gpus.environ(1))

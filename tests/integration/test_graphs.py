@@ -1,4 +1,4 @@
-"""Trainings replayed as CUDA graphs on pretended GPUs have the bits of eager ones, in every option."""
+"""Trainings replayed as CUDA graphs on pretended GPUs have the bits of eager ones in any option."""
 
 from pathlib import Path
 

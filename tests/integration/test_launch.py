@@ -1,4 +1,7 @@
-"""One composed configuration, any number of workers, however they are started; and what is seen when one fails."""
+"""One composed configuration trains in any number of workers, however they are started.
+
+The tests also show what is seen when a worker fails.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,6 @@
-"""A budget of launches of a training step: each costs the host some 30 us on one H100, and a step lasts 5 ms there.
+"""A training step has a budget of launches.
+
+Each costs the host some 30 us on one H100, where a step lasts 5 ms.
 
 A call of the dispatcher counts as one. For 270 of them CUDA launches about 390: four for a batch
 norm, three for its gradient, two for that of a convolution.
@@ -19,8 +21,9 @@ pytestmark = pytest.mark.processes
 
 # the default training of narrow layers, which has as many launches as that of wide ones
 DEFAULT = (
-    "data=synthetic", "data.train_size=224", "data.val_size=16", "data.test_size=16", "data.image_size=8",
-    "model.width=2", "global_batch_size=16", "trainer.max_epochs=1", "trainer.devices=1", "callbacks.pictures=null",
+    "data=synthetic", "data.train_size=224", "data.val_size=16", "data.test_size=16",
+    "data.image_size=8", "model.width=2", "global_batch_size=16", "trainer.max_epochs=1",
+    "trainer.devices=1", "callbacks.pictures=null",
     "+callbacks.launches={_target_:tests.support.callbacks.CountsLaunches}",
 )  # fmt: skip
 

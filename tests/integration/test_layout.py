@@ -1,4 +1,7 @@
-"""No network is trained in a layout that oneDNN cannot compute on this CPU, and all others keep the fast one."""
+"""No network is trained in a layout that oneDNN cannot compute on this CPU.
+
+All other networks keep the fast layout.
+"""
 
 import subprocess
 import sys
@@ -132,11 +135,13 @@ from tests.support.modules import classifier
 
 def gradient(how, is_compiled):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2), nn.AdaptiveAvgPool2d(1))
+    first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 1, stride=2)
+    net = nn.Sequential(first, second, nn.AdaptiveAvgPool2d(1))
     net = nn.Sequential(net, nn.Flatten(), nn.Linear(8, 4)).to(dtype)
     compiler = layout.CompiledNetwork if is_compiled else None
     module = classifier(net, layout=layout.choose_layout(how, None), compiler=compiler).to(dtype)
-    module(torch.arange(16 * 784).remainder(251).to(torch.uint8).view(16, 1, 28, 28)).square().sum().backward()
+    images = torch.arange(16 * 784).remainder(251).to(torch.uint8).view(16, 1, 28, 28)
+    module(images).square().sum().backward()
     return net[0][1].weight.grad.double()
 
 dtype = torch.float64

@@ -144,7 +144,7 @@ def test_adapt_channels(num_channels: int) -> None:
     ],
 )
 def test_finetune_head_rate(make: Any, name: str, head: str) -> None:
-    """Composed from conf/experiment/finetune.yaml, whose pattern null is the head of any network."""
+    """conf/experiment/finetune.yaml is composed: its pattern null is the head of any network."""
     library = make.__name__
     config = plan(
         ["experiment=finetune", "data.root=here", f"model={library}", f"model.name={name}"]
@@ -166,7 +166,10 @@ def test_finetune_head_rate(make: Any, name: str, head: str) -> None:
     ],
 )
 def test_new_head_equal_outputs(make: Any, name: str, head: str) -> None:
-    """That of an EfficientNet for few classes, as its libraries draw it, begins at a loss of several times log(5)."""
+    """A new head of an EfficientNet gives equal outputs.
+
+    As the libraries draw a head for few classes, it begins at a loss of several times log(5).
+    """
     net = make(3, 5, name=name, **{**PLAIN, "pretrained": True}).eval()
     assert not net(torch.randn(4, 3, 64, 64)).any()
     assert make(3, 5, name=name, **PLAIN).get_submodule(head).weight.std() > 0.2

@@ -17,7 +17,8 @@ from tests.support.harness import SMALL, WATCHED, train_all, write_run
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 EVERY_TAG = {
     "train": {
-        "accuracy", "accuracy/step", "loss", "loss/step", "machine/images_per_s", "machine/memory_gib",
+        "accuracy", "accuracy/step", "loss", "loss/step",
+        "machine/images_per_s", "machine/memory_gib",
         "optimization/gradient_norm", "optimization/learning_rate",
     },
     "val": {"accuracy", "loss"},

@@ -1,4 +1,4 @@
-"""How the processes of a job meet, and over which network; on a real SLURM: test_slurm_training.py."""
+"""The processes of a job form a group over one network; test_slurm_training.py has a real SLURM."""
 
 import subprocess
 import sys
@@ -39,9 +39,11 @@ from lockstep.system.launcher import World
 from lockstep.distributed.collectives import gather_objects
 from lockstep.runs.folder import RunFolder
 rank, folder = int(sys.argv[1]), RunFolder(Path(sys.argv[2]))
-config, world = storage.load(folder.config), World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1))
+config = storage.load(folder.config)
+world = World("srun", rank, rank, 0, 2, 1, "7-0-2", ("nowhere", 1))
 process_group.join(config, resolve_workers(config), world, folder)
-print(gather_objects((rank, [os.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X")])))
+names = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "X"
+print(gather_objects((rank, [os.environ.get(name) for name in names])))
 """
 
 

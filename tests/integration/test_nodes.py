@@ -1,4 +1,4 @@
-"""torchrun on two nodes that are two machines to it: networks and host names of their own, one disk."""
+"""`torchrun` runs on two nodes, which have separate networks and host names, and one disk."""
 
 import os
 import resource
@@ -73,7 +73,10 @@ class Both:
 
 
 def test_stops_and_resumes_two_nodes(two: nodes.Nodes, tmp_path: Path, figure: Any) -> None:
-    """The script of the manifest is cut by SIGTERM to one node and by the STOP file; the rest runs here."""
+    """SIGTERM to one node and the STOP file interrupt the script of the manifest.
+
+    The rest runs in this process.
+    """
     script, variables = pods(tmp_path)
     folder = RunFolder(tmp_path / "run")
 
@@ -125,7 +128,10 @@ def test_exit_code_of_pod(tmp_path: Path, torchrun: str, code: int) -> None:
 
 
 def listening(two: nodes.Nodes, node: str, tmp_path: Path) -> set[str]:
-    """Addresses of the listening TCP sockets of a node; "00000000", and as many zeros more, is every address."""
+    """Addresses of the listening TCP sockets of a node.
+
+    "00000000", and as many zeros more, is every address.
+    """
     log = tmp_path / f"{node}.sockets"
     command = ["cat", "/proc/net/tcp", "/proc/net/tcp6"]
     assert two.start(node, command, cwd=tmp_path, environ=environ(), log=log).wait(PATIENCE_S) == 0
@@ -178,7 +184,10 @@ def test_two_nodes_listen_on_one_address(two: nodes.Nodes, tmp_path: Path) -> No
 
 
 def pods(tmp_path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The command of the pods of docs/cluster.md, and the variables of each, with the commands of this Python."""
+    """Return the command of the pods of docs/cluster.md, and the variables of each.
+
+    Its commands are those of this Python.
+    """
     _, job = yaml.safe_load_all(
         (ROOT / "docs/cluster.md").read_text().split("```yaml\n")[1].split("```")[0]
     )

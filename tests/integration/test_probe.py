@@ -1,4 +1,7 @@
-"""Trainings of experiment=probe: the same head on any number of workers, after a stop, and what they report."""
+"""Trainings of experiment=probe have the same head on any number of workers and after a stop.
+
+The tests also check what they report.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +24,11 @@ pytestmark = pytest.mark.full
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     folder = tmp_path_factory.mktemp("probe")
     return [
-        "experiment=probe", f"data.root={write_folder(folder / 'images')}", f"data.cache={folder / 'cache'}",
+        "experiment=probe",
+        f"data.root={write_folder(folder / 'images')}", f"data.cache={folder / 'cache'}",
         "data.image_size=32", "data.val_fraction=0.25", "model=timm", "model.name=test_resnet",
-        "model.pretrained=false", "trainer.precision=float64", "trainer.max_epochs=4", "strategy=cpu",
+        "model.pretrained=false", "trainer.precision=float64", "trainer.max_epochs=4",
+        "strategy=cpu",
     ]  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""A training reports whether its probabilities can be believed: the same by any workers, by eval, and in pictures."""
+"""A training reports, also in plots, whether its probabilities can be believed.
+
+The report is the same by any workers, and by eval.
+"""
 
 import json
 from pathlib import Path

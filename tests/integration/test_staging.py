@@ -1,4 +1,4 @@
-"""Every node copies once, all ranks continue or none, and a copy does not change the bits of a training."""
+"""Every node copies once, all ranks continue or none, and copies keep the bits of a training."""
 
 import contextlib
 import shutil
@@ -199,5 +199,6 @@ def test_a_download_goes_once_into_the_root_all_nodes_share(
 
 def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
     assert FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
-    raw = FashionMNIST.raw_folder.fget(type("FashionMNIST", (), {"root": ""})())  # pyright: ignore[reportOptionalCall]
+    dataset = type("FashionMNIST", (), {"root": ""})()
+    raw = FashionMNIST.raw_folder.fget(dataset)  # pyright: ignore[reportOptionalCall]
     assert raw == FOLDERS["lockstep.data.fashion_mnist"]

@@ -15,9 +15,10 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 # lowest first; a module imports from its own package and from lower layers
 LAYERS = (
-    ("system",), ("runs",), ("distributed",), ("tasks",), ("data", "models"), ("callbacks", "config", "monitoring"),
-    ("assembly", "trials"), ("inference",), ("training",), ("launch",), ("starter", "verify"), ("cluster",),
-    ("benchmark", "sweeps"), ("board",), ("cli", "python", "testing"), ("__main__",),
+    ("system",), ("runs",), ("distributed",), ("tasks",), ("data", "models"),
+    ("callbacks", "config", "monitoring"), ("assembly", "trials"), ("inference",), ("training",),
+    ("launch",), ("starter", "verify"), ("cluster",), ("benchmark", "sweeps"), ("board",),
+    ("cli", "python", "testing"), ("__main__",),
 )  # fmt: skip
 # what makes N workers compute what one would: it imports nothing else of lockstep, and works in a
 # plain loop
@@ -38,7 +39,10 @@ PROMISE = (
 
 
 def sources() -> dict[str, Path]:
-    """Modules by their names below lockstep, e.g. `data.sampler`; the name of the package itself is empty."""
+    """Return modules by their names below lockstep, e.g. `data.sampler`.
+
+    The name of the package itself is empty.
+    """
     names = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -56,7 +60,10 @@ def part_of(name: str) -> str:
 
 
 def lazy_names() -> dict[str, str]:
-    """Modules of the public names, which are imported on first use: lockstep.data.digits is in data.sources.builtin."""
+    """Return the modules of the public names, which are imported on first use.
+
+    For example, lockstep.data.digits is in data.sources.builtin.
+    """
     return {
         f"lockstep.{package}.{alias.name}": f"lockstep.{package}.{node.module}"
         for package in {part_of(name) for name in MODULES} - {""}
@@ -71,7 +78,10 @@ LAZY = lazy_names()
 
 
 def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
-    """Full names of all modules that a file imports, also inside functions; with `for_types` also for type checkers."""
+    """Yield the full names of all modules that a file imports, also inside functions.
+
+    `for_types` includes imports for type checkers.
+    """
     tree = ast.parse(path.read_text())
     for node in () if for_types else ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
@@ -118,10 +128,14 @@ def outward_imports() -> set[str]:
 
 WIDTH, MARGIN, GAP, LINE, HEAD, SQUARE = 1060, 24, 12, 17, 40, 9  # pixels
 IN_A_ROW = 20  # squares
-LEGEND = "A square is a module. Dark: what makes N workers compute what one would; it imports only dark modules."
+LEGEND = (
+    "A square is a module. Dark: what makes N workers compute what one would; "
+    "it imports only dark modules."
+)
 RULE = "Imports point to lower layers."
 STYLE = """
-  text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #424a53 }
+  text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; \
+fill: #424a53 }
   .name { font: 600 15px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #1f2328 }
   .page { fill: #ffffff; stroke: #d1d9e0 }
   .package { fill: #f6f8fa; stroke: #afb8c1 }
@@ -154,7 +168,9 @@ def squares(package: str, right: int, top: int) -> Iterator[str]:
         row, column = divmod(number, IN_A_ROW)
         left, y = right - SQUARE * (min(len(names), IN_A_ROW) - column), top + SQUARE * row
         ring = "promise" if is_promise(name) else "other"
-        yield f'<rect class="{ring}" x="{left}" y="{y}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+        yield (
+            f'<rect class="{ring}" x="{left}" y="{y}" width="{SQUARE - 2}" height="{SQUARE - 2}"/>'
+        )
 
 
 def legend() -> Iterator[str]:
@@ -163,7 +179,10 @@ def legend() -> Iterator[str]:
 
 
 def drawing() -> str:
-    """A row of boxes for each layer, the highest first, as SVG: light or dark as the page around it."""
+    """Return the SVG of a row of boxes for each layer, the highest first.
+
+    It is light or dark as the page around it.
+    """
     parts, top = [*legend()], MARGIN + HEAD + LINE
     for names in reversed(LAYERS[:-1]):  # __main__ is no package
         width = (WIDTH - 2 * MARGIN - GAP * (len(names) - 1)) // len(names)
@@ -172,7 +191,8 @@ def drawing() -> str:
         for number, (name, lines) in enumerate(zip(names, texts, strict=True)):
             left = MARGIN + number * (width + GAP)
             parts.append(
-                f'<rect class="package" x="{left}" y="{top}" width="{width}" height="{height}" rx="7"/>'
+                f'<rect class="package" x="{left}" y="{top}" '
+                f'width="{width}" height="{height}" rx="7"/>'
             )
             parts.append(f'<text class="name" x="{left + 12}" y="{top + 24}">{name}</text>')
             parts += squares(name, left + width - 10, top + 15)
@@ -188,7 +208,8 @@ def drawing() -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
             "<title>The packages of Lockstep in layers, and their modules</title>",
             f"<style>{STYLE}\n</style>",
-            f'<rect class="page" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
+            '<rect class="page" x="0.5" y="0.5" '
+            f'width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
             *parts,
             "</svg>",
         )

@@ -33,7 +33,10 @@ JSON = "application/json"
 
 
 def write_run(path: Path, state: str | None = "training", **fields: Any) -> RunFolder:
-    """Write a run folder, with a status unless `state` is None; a live run seems to train on another machine."""
+    """Write a run folder, with a status unless `state` is None.
+
+    A live run seems to train on another machine.
+    """
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text("seed: 0\n")
@@ -56,7 +59,10 @@ def write_rows(folder: RunFolder, num_epochs: int) -> None:
 
 
 def write_trials(path: Path, results: Mapping[tuple[str, ...], float]) -> list[RunFolder]:
-    """Write a sweep whose trials, given by their overrides, are finished with these validation accuracies."""
+    """Write a sweep of finished trials with these validation accuracies.
+
+    The keys are the overrides of the trials.
+    """
     config = plan(["data=digits"]).configs[0]
     values: dict[str, dict[str, None]] = defaultdict(dict)
     for override in itertools.chain(*results):

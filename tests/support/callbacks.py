@@ -1,4 +1,4 @@
-"""Callbacks for tests: they record the process of a trial, slow it down, or end it at a certain moment."""
+"""Callbacks for tests record the process of a trial, slow it down, or end it at some moment."""
 
 import ctypes
 import itertools
@@ -110,7 +110,10 @@ class NotesProcess(L.Callback):
 
 
 class Breaks(L.Callback):
-    """Raises at the start of an epoch of a run with this seed until a file `mended` is in the current folder."""
+    """Raises at the start of an epoch of a run with this seed.
+
+    It stops raising when a file `mended` is in the current folder.
+    """
 
     def __init__(self, *, seed: int, word: str, epoch: int = 0) -> None:
         self._seed = seed
@@ -185,7 +188,7 @@ class SendsSignal(L.Callback):
 
 
 class HoldsCheckpoints(L.Callback):
-    """Lets no checkpoint of `step` be written further than its first bytes, until the process was killed once."""
+    """Writes only the first bytes of checkpoints of `step`, until the process was killed once."""
 
     def __init__(self, *, step: int) -> None:
         self._step = step
@@ -225,7 +228,10 @@ class Removes(L.Callback):
 
 
 class SlowAtFirst(L.Callback):
-    """Adds `step_s` to each step of a run that is not resumed, so that a test has time to stop it."""
+    """Adds `step_s` to each step of a run that is not resumed.
+
+    A test then has time to stop the run.
+    """
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -243,10 +249,10 @@ class SlowAtFirst(L.Callback):
 
 
 class NeverWaits(L.Callback):
-    """Makes torch raise where the host waits for a GPU in a step, also in one that is logged, or an evaluated batch.
+    """Makes torch raise where the host waits for a GPU in a step or in an evaluated batch.
 
-    The first three steps, in which DDP lays out its buckets and CUDA graphs are captured, and the
-    last batch of a pass may wait.
+    This includes steps that are logged. The first three steps, in which DDP lays out its buckets
+    and CUDA graphs are captured, and the last batch of a pass may wait.
     """
 
     def on_train_batch_start(
@@ -282,7 +288,10 @@ class NeverWaits(L.Callback):
 
 
 class NotesGraphs(L.Callback):
-    """Writes after each batch of rank 0 how many keys have CUDA graphs; may ask for a stop after a step."""
+    """Writes after each batch of rank 0 how many keys have CUDA graphs.
+
+    It may ask for a stop after a step.
+    """
 
     def __init__(self, *, stop_after: int = 0) -> None:
         self._stop_after = stop_after
@@ -309,7 +318,10 @@ class NotesGraphs(L.Callback):
 
 
 class CountsLaunches(L.Callback):
-    """Writes into the run folder how many kernels, copies and graphs a pretended GPU launches from batch to batch."""
+    """Writes into the run folder what a pretended GPU launches from batch to batch.
+
+    These are the numbers of kernels, copies and graphs.
+    """
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._counts: list[int] = []
@@ -329,7 +341,10 @@ def _may_wait(may: bool) -> None:
 
 
 class Scales(L.Callback):
-    """Lets the scale of a float16 training grow early, and writes it after each step; may ask for a stop after one."""
+    """Lets the scale of a float16 training grow early, and writes it after each step.
+
+    It may ask for a stop after one.
+    """
 
     def __init__(self, *, growth_interval: int, stop_after: int) -> None:
         self._growth_interval = growth_interval

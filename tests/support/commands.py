@@ -1,8 +1,9 @@
-"""Python commands as forks of the server of the product: they save the import of torch, seconds of a core each.
+"""Python commands are forks of the product's server.
 
-Each has its own arguments, folder, variables, files, signals and exit code. Without OMP_NUM_THREADS
-it has a thread for each core, as the command of a user. A fork does not read sitecustomize.py or
-other numbers of threads again: tests of those start new processes.
+They save the import of torch, seconds of a core each. Each has its own arguments, folder,
+variables, files, signals and exit code. Without OMP_NUM_THREADS it has a thread for each core, as
+the command of a user. A fork does not read sitecustomize.py or other numbers of threads again:
+tests of those start new processes.
 """
 
 import contextlib
@@ -34,10 +35,10 @@ INSTALLED = [
 
 
 class Command:
-    """`python ...`, or a script of this environment; used like `subprocess.Popen`, whose text mode it has.
+    """`python ...`, or a script of this environment.
 
-    `stdout` and `stderr` are open files, PIPE (of standard error read at the end) or STDOUT; by
-    default they are kept for `communicate`.
+    It is used like `subprocess.Popen`, and has its text mode. `stdout` and `stderr` are open files,
+    PIPE (of standard error read at the end) or STDOUT; by default they are kept for `communicate`.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Configurations of conf/ and their errors, composed once for all tests of a process: Hydra takes 60 ms for each."""
+"""Configurations of conf/ and their errors are composed once for all tests of a process.
+
+Hydra takes 60 ms for each.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -16,7 +19,10 @@ from lockstep.config.schema.configuration import Config
 def composed_once(
     texts: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False
 ) -> DictConfig:
-    """`compose_config` with a cache, whose entries nobody changes; without one for another source."""
+    """Return the result of `compose_config` from a cache, whose entries nobody changes.
+
+    Another source has no cache.
+    """
     if source != DEFAULT:
         return compose_config(texts, source, with_hydra=with_hydra)
     return _kept(tuple(texts), with_hydra)

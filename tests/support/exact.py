@@ -33,7 +33,10 @@ def refusal(path: Path, overrides: Sequence[str]) -> str:
 
 
 def train_until(folder: RunFolder, step: int) -> int:
-    """Train a run with a stop request after a step. Returns the exit code, 0 if the run finished first."""
+    """Train a run with a stop request after a step.
+
+    Returns the exit code, 0 if the run finished first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             StopTogether, "request", lambda self, trainer: 15 * (trainer.global_step == step)

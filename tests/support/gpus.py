@@ -25,16 +25,20 @@ def reason_without() -> str | None:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA, which has no kernels to replace"
     if torch.__version__ < FIRST_TORCH:
-        return f"the pretended GPU replaces private parts of torch {FIRST_TORCH}, and this is torch {torch.__version__}"
+        return (
+            f"the pretended GPU replaces private parts of torch {FIRST_TORCH}, "
+            f"and this is torch {torch.__version__}"
+        )
     if shutil.which("g++") is None:
         return "there is no g++ to build the pretended GPU with"
     return None
 
 
 def build(cache: Path) -> Path:
-    """Build the library of the pretended GPU in `cache`, once for each version of torch and of the source.
+    """Build the library of the pretended GPU in `cache`.
 
-    Other processes wait for the one that builds it.
+    It is built once for each version of torch and of the source. Other processes wait for the one
+    that builds it.
     """
     digest = hashlib.blake2b(torch.__version__.encode(), digest_size=8)
     for name in SOURCES:

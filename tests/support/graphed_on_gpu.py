@@ -1,4 +1,7 @@
-"""What a module replayed as CUDA graphs computes and refuses; tests/unit/models/test_graphs.py runs these on a GPU."""
+"""A module replayed as CUDA graphs: what it computes and refuses.
+
+tests/unit/models/test_graphs.py runs these functions on a GPU.
+"""
 
 import copy
 from collections.abc import Callable

@@ -112,7 +112,9 @@ def write_run(path: Path, overrides: Sequence[str]) -> RunFolder:
 def train_all(
     folders: Sequence[RunFolder], num_workers: int, code: int = 0, /, **more: str
 ) -> list[str]:
-    """Train the runs one after the other with the same processes. Returns the output of each process.
+    """Train the runs one after the other with the same processes.
+
+    Returns the output of each process.
 
     The processes are forks, with `more` variables new interpreters. Each must end with the exit
     code `code`.

@@ -16,20 +16,21 @@ from lockstep.data.splits import Splits
 
 # pillow-heif 1.8.1, quality 50: 48x32 of red, blue and green, turned to 32x48 by its box `irot`
 HEIC = base64.b85decode(
-    b"0000SW^{RQXk}?*00000ZE0pPXk}?*ZE0a<0005VZDn*}000000000XXk=`10000000000aA{+700000000000000000000G-"
-    b"+&aV*mgE07O6l0ssL300001>;M4(00000002P%0ssI200J!l0RR9100000Bme*aIB98aW&i*H00062000$fZf0cy000000RRAKc4"
-    b"ILB0000LX>Mj^0ssI300IC2MR;ju000004sdC7Z2$lO00031009SSaB^?}008D`aAR)(004Gqc4I>U18@KU0FVFx0000U@BsY%`1"
-    b"k+-4+CHT0RR|40Sp2E{{wIU00RJ!0009300RIXx&lC90096hLID8-"
-    b"Z~y=U0FVFx0{{R603M(qfd!W8<fgf}2xu@M00096AOHXZ03l)k0RRR>0l{;?i2wiq6Ju{|a&BX6cmM$a4FCp!0000KX>)L800000"
-    b"0000$0000$0000eV{Bn?0000m000010000W00001|NsB+00002|NsBs000020000GaA|mH000000|*ER00009X>xCL0{{R38EJ5B"
-    b"VE_OC000000RRC8fdT^sgoXeB02*m>Wo7^X0000001jhhb7KGk009620001OZDe6|0000zC;_h%fO#ZETc7^+qyKfY!^VhsC7<au"
-    b"edJ$X<9d9A_F<)@P<2HU#)MzQAb-1!>DqH1Ctzw7R^Fak-T(jq21R&jW&i+9O#mtY000O80Ra*K0{{R30RRR70000000"
+    b"0000SW^{RQXk}?*00000ZE0pPXk}?*ZE0a<0005VZDn*}000000000XXk=`10000000000aA{+700000000000000000"
+    b"000G-+&aV*mgE07O6l0ssL300001>;M4(00000002P%0ssI200J!l0RR9100000Bme*aIB98aW&i*H00062000$fZf0c"
+    b"y000000RRAKc4ILB0000LX>Mj^0ssI300IC2MR;ju000004sdC7Z2$lO00031009SSaB^?}008D`aAR)(004Gqc4I>U1"
+    b"8@KU0FVFx0000U@BsY%`1k+-4+CHT0RR|40Sp2E{{wIU00RJ!0009300RIXx&lC90096hLID8-Z~y=U0FVFx0{{R603M"
+    b"(qfd!W8<fgf}2xu@M00096AOHXZ03l)k0RRR>0l{;?i2wiq6Ju{|a&BX6cmM$a4FCp!0000KX>)L8000000000$0000$"
+    b"0000eV{Bn?0000m000010000W00001|NsB+00002|NsBs000020000GaA|mH000000|*ER00009X>xCL0{{R38EJ5BVE"
+    b"_OC000000RRC8fdT^sgoXeB02*m>Wo7^X0000001jhhb7KGk009620001OZDe6|0000zC;_h%fO#ZETc7^+qyKfY!^Vh"
+    b"sC7<auedJ$X<9d9A_F<)@P<2HU#)MzQAb-1!>DqH1Ctzw7R^Fak-T(jq21R&jW&i+9O#mtY000O80Ra*K0{{R30RRR70"
+    b"000000"
 )
 VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
     "image_size": 8, "crop_percent": "auto", "fit": "crop", "interpolation": "auto", "channels": 3,
-    "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0, "cache": None,
-    "memory": "host", "group": None, "test_after": None,
+    "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0,
+    "cache": None, "memory": "host", "group": None, "test_after": None,
 }  # fmt: skip
 LIST: dict[str, Any] = {
     **SETTINGS, "path_column": "path", "target_columns": ["label"], "targets": "classes",

@@ -153,7 +153,7 @@ ROWS = {
         of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES),
         (*EMPTY, RESUMED),
     ),
-    # -- networks: batch norm with activation, stochastic depth and dropout, squeeze and excitation, attention
+    # -- networks: activated batch norm, stochastic depth, dropout, squeeze-excitation, attention
     "own network": Row(own_network("Plain")),
     "tied layers": Row(own_network("Tied")),
     # parameters without a gradient on some ranks or on all, in some steps or in all
@@ -232,7 +232,8 @@ ROWS = {
         (Split(2, "[3,1]"), Split(3, "[1,0,2]")),
     ),
     "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
-    # -- data: Datasets with random transforms; of two decoding processes each sample's neighbours are others
+    # -- data: Datasets with random transforms
+    # with two decoding processes, each sample has other neighbors
     **{
         name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
         for name, overrides in {
@@ -309,7 +310,10 @@ for name, precision in VIRTUAL:
 
 
 def write_weights(file: Path) -> None:
-    """Weights of a network whose batch norms have seen images: their statistics are not those of a new one."""
+    """Write weights of a network whose batch norms have processed images.
+
+    Their statistics are not those of a new network.
+    """
     torch.manual_seed(5)
     net = timm.create_model("test_resnet").train()
     net(torch.rand(8, 3, 32, 32))
@@ -317,7 +321,10 @@ def write_weights(file: Path) -> None:
 
 
 def write_sources(files: Path) -> RunFolder:
-    """Write the images, lists and weights of the rows. Returns the run of which some have weights."""
+    """Write the images, lists and weights of the rows.
+
+    Returns the run of which some rows have weights.
+    """
     write_folder(files / "images", count=35)
     write_folder(files / "unequal", count=35)
     for image in sorted((files / "unequal" / "red fox").rglob("*.png"))[:25]:

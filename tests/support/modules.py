@@ -29,7 +29,10 @@ def classifier(
     kind: Callable[..., Classifier] = Classifier,
     **changes: Any,
 ) -> Classifier:
-    """Classifier of `net` for images (1, 3, 3) of four classes; `changes` replace other arguments and parts of them."""
+    """Return a classifier of `net` for images (1, 3, 3) of four classes.
+
+    `changes` replace other arguments and parts of them.
+    """
     recipe = Recipe(
         optimizer=functools.partial(torch.optim.SGD, lr=0.1),
         scheduler=Schedule(constant),
@@ -63,7 +66,7 @@ def batch_of(rank: int, micro_step: int) -> Batch:
 
 
 def bare_trainer(**settings: Any) -> L.Trainer:
-    """Lightning's trainer on the CPU without a logger, checkpoints, bars and a sampler of its own."""
+    """Return Lightning's CPU trainer without a logger, checkpoints, bars and a sampler."""
     off = (
         "logger",
         "enable_checkpointing",

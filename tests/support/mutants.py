@@ -25,7 +25,7 @@ LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "outputs")
 
 
 class Mutant(NamedTuple):
-    """`broken` takes the place of `code`, which occurs once in the file; then one of the tests fails."""
+    """`broken` replaces `code`, which occurs once in the file; then one of the tests fails."""
 
     mechanism: str
     file: str

@@ -56,7 +56,10 @@ class OfValues(OfFixedBatch):
 
 
 class WaitsInTheThirdBatch(Plain):
-    """A plain network that waits in its third batch of rows while the current folder has a file `hold`."""
+    """A plain network that waits in its third batch of rows.
+
+    It waits while the current folder has a file `hold`.
+    """
 
     num_batches = 0
 
@@ -108,7 +111,10 @@ class Overflows(nn.Module):
 
 
 class HasOverflows(nn.Sequential):
-    """A small network with batch norm for digits of 8 pixels, whose first layer may have gradients that overflow."""
+    """A small network with batch norm for digits of 8 pixels.
+
+    Its first layer may have gradients that overflow.
+    """
 
     def __init__(self, in_channels: int, num_classes: int, hidden: int) -> None:
         first = Overflows(64 * in_channels, hidden)
@@ -132,9 +138,10 @@ class Unnormalized(nn.Module):
 
 
 class PartlyUsed(Plain):
-    """Layers that are never used, in every other batch, for images with a bright corner, and for none in most batches.
+    """Layers are used never, in every other batch, for images with a bright corner, or rarely.
 
-    Counts batches in a buffer of whole numbers, and has another one that is not saved.
+    In most batches the rare ones are used for no image. Counts batches in a buffer of whole
+    numbers, and has another one that is not saved.
     """
 
     order: Tensor

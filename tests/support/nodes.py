@@ -1,4 +1,4 @@
-"""Two nodes on this machine, n1 and n2, each with a network and a host name of its own: see nodes.sh."""
+"""Two nodes on this machine, n1 and n2, have separate networks and host names: see nodes.sh."""
 
 import contextlib
 import subprocess
@@ -54,7 +54,10 @@ def started(environ: Mapping[str, str]) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def kept(script: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    """Run `script up`, yield its output, and run `script down` at the end, also if this process is killed."""
+    """Run `script up`, yield its output, and run `script down` at the end.
+
+    `script down` also runs if this process is killed.
+    """
     # the pipe closes with this process, however it ends
     keeper = subprocess.Popen(
         ["sh", "-c", 'cat > /dev/null; exec "$0" down', script],

@@ -1,4 +1,4 @@
-"""The notebook of the docs. `python -m tests.support.notebook` executes it and writes its output."""
+"""`python -m tests.support.notebook` executes the notebook of the docs and writes its output."""
 
 import os
 import re
@@ -21,7 +21,10 @@ def stored() -> NotebookNode:
 
 
 def executed(folder: Path) -> NotebookNode:
-    """The notebook, executed in a folder, with the output that a person sees at the end of each cell."""
+    """Return the notebook, executed in a folder.
+
+    Each cell has the output that a person sees at the end.
+    """
     notebook, variables = stored(), environ()
     # where it is set, a kernel does not show the output of its children
     variables.pop("PYTEST_CURRENT_TEST", None)

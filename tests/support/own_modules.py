@@ -76,7 +76,10 @@ class LogsItsShard(Plain):
 
 
 class Gan(L.LightningModule):
-    """Two networks, two optimizers, manual optimization; its noise is drawn once for all samples."""
+    """Two networks, two optimizers, manual optimization.
+
+    The noise is drawn once for all samples.
+    """
 
     def __init__(self, image_shape: tuple[int, int, int], num_noise: int, lr: float) -> None:
         super().__init__()

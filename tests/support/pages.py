@@ -1,4 +1,7 @@
-"""Blocks of a page of the docs. A block is a file if its first line, after Hydra's `# @package`, is a path."""
+"""Blocks of a page of the docs.
+
+A block is a file if its first line, after Hydra's `# @package`, is a path.
+"""
 
 import re
 import shutil

@@ -1,4 +1,7 @@
-"""Runs functions on several ranks: the processes start once, and each call has its own gloo process group."""
+"""Runs functions on several ranks.
+
+The processes start once, and each call has its own gloo process group.
+"""
 
 import contextlib
 import pickle
@@ -29,7 +32,10 @@ class Ranks:
         self.has_memory = True  # whether the ranks share memory, as those of a run do
 
     def run(self, world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return `function(*args)` of every rank, in rank order. Raises the first exception of any rank."""
+        """Return `function(*args)` of every rank, in rank order.
+
+        Raises the first exception of any rank.
+        """
         self._num_calls += 1
         store = str(self._folder / str(self._num_calls))
         # plain pickle: torch's own sends tensors as open files of a process that ends

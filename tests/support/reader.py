@@ -1,7 +1,8 @@
-"""Types a page of the docs as a reader does, from top to bottom, in a folder of its own and on less data.
+"""Types a page of the docs as a reader does, from top to bottom.
 
-A block is a file if it begins with a comment that is a path, or else commands. What needs a GPU, a
-cluster or a registry is checked as far as it can be here.
+The reader has a folder of its own and less data. A block is a file if it begins with a comment that
+is a path, or else commands. What needs a GPU, a cluster or a registry is checked as far as it can
+be here.
 """
 
 import re
@@ -23,23 +24,27 @@ from sybil.parsers.markdown import CodeBlockParser
 from torchvision import models
 
 from lockstep.config import overrides
+from lockstep.config.errors import ConfigError
 from lockstep.system import hardware
 from tests.support import commands
 from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import FILE
 
 BIN = Path(sys.executable).parent
+TRAININGS = (["python", "train.py"], ["lockstep", "train"])
 # settings of the trainings of a page
 MORE = {"photographs": ("data.image_size=32",), "use": ("model.width=8",)}
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs
 ELSEWHERE = re.compile(
-    r"cluster=slurm|strategy=(ddp|single_device)|devices=\[|--devices 0|precision=float16|zip://|https?://"
+    r"cluster=slurm|strategy=(ddp|single_device)|devices=\[|--devices 0|precision=float16|"
+    r"zip://|https?://"
 )
 # what other files of tests do: make, servers, launchers and schedulers, jobs with made-up numbers
 OTHERS = re.compile(
-    r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|.*(model=timm| \| )|cd "
+    r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|"
+    r".*(model=timm| \| )|cd "
 )
 SHORTER = {
     "search.num_trials": "2",
@@ -53,8 +58,8 @@ DATED = re.compile(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d_(\w+)")
 OPTIONS = {
     "config.yaml": "defaults: [lockstep, override callbacks: small, _self_]\neval_batch_size: 64\n",
     "callbacks/small.yaml": "defaults: [default]\npictures: null\ncurves: null\n",
-    "model/resnet18.yaml": "_target_: lockstep.models.ResNet18\nwidth: 2\nstem: small\nshortcut_norm: true\n"
-    "bias: false\ndropout: 0.0\ninit: kaiming\n",
+    "model/resnet18.yaml": "_target_: lockstep.models.ResNet18\nwidth: 2\nstem: small\n"
+    "shortcut_norm: true\nbias: false\ndropout: 0.0\ninit: kaiming\n",
 }
 SIZES = "channels: 1\nimage_size: 16\ntrain_size: 70\nval_size: 23\ntest_size: 31\nseed: 0\n"
 for _name in ("synthetic", "fashion_mnist", "cifar10"):
@@ -62,7 +67,10 @@ for _name in ("synthetic", "fashion_mnist", "cifar10"):
 
 
 def write_project(folder: Path, *, has_photos: bool) -> None:
-    """Write train.py, small options, images of three classes, and random weights for torchvision's networks."""
+    """Write train.py, small options, and images of three classes.
+
+    torchvision's networks get random weights.
+    """
     shutil.copy(ROOT / "train.py", folder)
     for name, text in OPTIONS.items():
         (folder / "conf" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +89,8 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
         Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path, exif=exif)
     torch.manual_seed(0)
     for name in ("resnet18", "mobilenet_v3_small"):
-        weights = models.get_model_weights(name).DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
+        choices = models.get_model_weights(name)
+        weights = choices.DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
         path = folder / "home" / "hub" / "checkpoints" / Path(weights.url).name
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(models.get_model(name).state_dict(), path)
@@ -130,7 +139,7 @@ class Reader:
         if ELSEWHERE.search(line):
             check(words)
             return
-        is_training = words[:2] in (["python", "train.py"], ["lockstep", "train"])
+        is_training = words[:2] in TRAININGS
         if any(word.startswith("resume=") for word in words):
             self.num_epochs += 1
             words.append(f"trainer.max_epochs={self.num_epochs}")
@@ -149,8 +158,23 @@ class Reader:
         elif "cluster=local" in words:
             self.run("lockstep jobs wait latest")
 
+    def type_row(self, line: str) -> None:
+        """Check the settings of a training in a table; run other commands and their trainings."""
+        arguments = shlex.split(line, comments=True)
+        is_needed = "resume=" in line or "cluster=local" in line
+        if arguments[:2] not in TRAININGS or is_needed:
+            self.run(line)
+            return
+        try:
+            check([self.here(argument) for argument in arguments])
+        except ConfigError as error:
+            self.failures.append(f"{line}\n{error}")
+
     def here(self, word: str) -> str:
-        """The argument for this folder: its runs, its first sweep, its images, and a day on which some were taken."""
+        """Return the argument for this folder.
+
+        It names the runs, the first sweep, the images, or a day on which some were taken.
+        """
 
         def folder(match: re.Match[str]) -> str:
             is_sweep = match[1] in ("sweep", "other")
@@ -188,7 +212,7 @@ def shorter(word: str) -> str:
 
 def check(words: list[str]) -> None:
     """Compose and check a training as on a machine with four GPUs and a scheduler."""
-    if words[:2] not in (["python", "train.py"], ["lockstep", "train"]):
+    if words[:2] not in TRAININGS:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: 4)
@@ -211,9 +235,11 @@ def read(page: Path, folder: Path) -> None:
     document = Document.parse(str(page), *parsers)
     for example in document.examples():
         example.evaluate()
-    for row in IN_TABLE.findall(document.text) if page.stem.startswith("from-") else ():
-        for line in IN_LINE.findall(row):
-            reader.run(line)
+    if page.stem.startswith("from-"):
+        reader.run("python train.py")  # the commands of a table are for a run of Lockstep's network
+        for row in IN_TABLE.findall(document.text):
+            for line in IN_LINE.findall(row):
+                reader.type_row(line)
     (folder / "cells.py").write_text("\n".join(reader.cells))
     reader.run("python cells.py")
     assert not reader.failures, "\n".join(reader.failures)

@@ -1,4 +1,7 @@
-"""Small trainings on other data, with other networks and modules than SMALL, for the matrix of test_exactness.py."""
+"""Small trainings for the matrix of test_exactness.py.
+
+They have other data, networks and modules than SMALL.
+"""
 
 from typing import Any
 
@@ -15,9 +18,10 @@ def on_data(*overrides: str) -> tuple[str, ...]:
 # 42 training images in folders of image_files.write_folder(count=35): batches of 16, 16 and 10
 FOLDER = (
     "data=image_folder", "data.image_size=16", "data.val_fraction=0.2", "data.test_fraction=0.2",
-    "data.num_workers=1", "model.width=2", "model.dropout=0.2", "trainer.precision=float64", "trainer.max_epochs=2",
-    "trainer.log_every_n_steps=1", "global_batch_size=16", "eval_batch_size=7", "augment.crop_padding=2",
-    "augment.flip=true", "augment.cutout=4", "strategy=cpu", "strategy.timeout_s=300",
+    "data.num_workers=1", "model.width=2", "model.dropout=0.2", "trainer.precision=float64",
+    "trainer.max_epochs=2", "trainer.log_every_n_steps=1", "global_batch_size=16",
+    "eval_batch_size=7", "augment.crop_padding=2", "augment.flip=true", "augment.cutout=4",
+    "strategy=cpu", "strategy.timeout_s=300",
 )  # fmt: skip
 CROPPED = (
     *FOLDER,

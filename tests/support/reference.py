@@ -27,10 +27,13 @@ from lockstep.system.trees import at, leaves
 CONFIGURATION = """\
 # Configuration: every setting, its type and its range
 
-Written by `python -m tests.support.reference configuration > docs/configuration.md` from the schema and `conf/`; a test
-fails when it is not current. `python train.py --help` prints the same for the options that you choose there.
+Written by `python -m tests.support.reference configuration > docs/configuration.md` from the \
+schema and `conf/`; a test
+fails when it is not current. `python train.py --help` prints the same for the options that you \
+choose there.
 
-A setting is set by `setting=value`, a group by `group=option`. The effect of a setting decides when it may change:
+A setting is set by `setting=value`, a group by `group=option`. The effect of a setting decides \
+when it may change:
 
 | decides | that is | on `resume=` | when a sweep resumes | between the jobs of a sweep |
 | --- | --- | --- | --- | --- |
@@ -52,15 +55,20 @@ COLUMNS = (
 API = """\
 # Public names: functions, classes and their parameters
 
-Written by `python -m tests.support.reference api > docs/api.md` from signatures and docstrings; a test fails when it is
+Written by `python -m tests.support.reference api > docs/api.md` from signatures and docstrings; \
+a test fails when it is
 not current.
 
-Configurations and projects use these names, which stay where modules move: `_target_: lockstep.data.digits`,
-`from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. Few parameters have a
+Configurations and projects use these names, which stay where modules move: \
+`_target_: lockstep.data.digits`,
+`from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. \
+Few parameters have a
 default, because `conf/` is the home of values. Types with a range, such as `Fraction`, are in
-`lockstep.system.kinds`; [configuration.md](configuration.md) has range and meaning of each parameter.
+`lockstep.system.kinds`; [configuration.md](configuration.md) has range and meaning of each \
+parameter.
 [own-network.md](own-network.md) specifies custom networks, schedules and optimizers,
-[own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, [own-module.md](own-module.md) training
+[own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, \
+[own-module.md](own-module.md) training
 steps. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks", "distributed")
@@ -133,9 +141,8 @@ def api() -> str:
     packages = [import_module(f"lockstep.{name}") for name in PACKAGES]
     homes = {name: package.__name__ for package in packages for name in package.__all__}
     for package in (lockstep, *packages):
-        lines.append(
-            f"## {package.__name__}\n\n{inspect.cleandoc(package.__doc__ or '').partition(chr(10))[0]}\n"
-        )
+        summary = inspect.cleandoc(package.__doc__ or "").partition("\n")[0]
+        lines.append(f"## {package.__name__}\n\n{summary}\n")
         for name in package.__all__:
             home = homes.get(name, package.__name__)
             if home == package.__name__:
@@ -146,7 +153,7 @@ def api() -> str:
 
 
 def _name(target: str, definition: Any) -> Iterator[str]:
-    """A heading, the signature, the docstring, and the options of the configuration that use the name."""
+    """Yield a heading, the signature, the docstring, and the options that use the name."""
     yield f"### {target.rpartition('.')[2]}\n"
     yield f"```python\n{_signature(target, definition)}\n```\n"
     yield f"{inspect.getdoc(definition)}\n"
@@ -161,7 +168,10 @@ def _name(target: str, definition: Any) -> Iterator[str]:
 
 
 def _parts(definition: Any) -> Iterator[str]:
-    """A table of the properties of a class, and the docstrings of its __call__ and then of its methods."""
+    """Yield a table of the properties of a class, and the docstrings of its methods.
+
+    Its `__call__` comes first.
+    """
     if not inspect.isclass(definition) or Protocol in definition.__bases__:
         return
     own = {name: part for name, part in vars(definition).items() if not name.startswith("_")}
@@ -181,7 +191,8 @@ def _parts(definition: Any) -> Iterator[str]:
         yield f"A call of it:\n\n{inspect.getdoc(call)}\n"
         for name, part in own.items():
             if inspect.isfunction(part):
-                yield f"`{_signature(name, part).replace('self, ', '')}`:\n\n{inspect.getdoc(part)}\n"
+                signature = _signature(name, part).replace("self, ", "")
+                yield f"`{signature}`:\n\n{inspect.getdoc(part)}\n"
 
 
 def _returned(function: Any) -> str:
@@ -242,7 +253,8 @@ def _members(protocol: ast.ClassDef) -> Iterator[str]:
             if item.decorator_list:
                 yield f"    {item.name}: {returned}"
             else:
-                yield f"    def {item.name}({ast.unparse(item.args).replace(', /', '')}) -> {returned}"
+                parameters = ast.unparse(item.args).replace(", /", "")
+                yield f"    def {item.name}({parameters}) -> {returned}"
 
 
 def _parameters(arguments: ast.arguments) -> list[str]:

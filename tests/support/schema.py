@@ -1,4 +1,6 @@
-"""A JSON Schema of the files in conf/, for editors and `--help`, from the sections and the signatures of targets.
+"""A JSON Schema of the files in conf/, for editors and `--help`.
+
+It comes from the sections and the signatures of targets.
 
 `python -m tests.support.schema > conf/lockstep.schema.json` writes it, and a test fails when it is
 not current. Its top describes config.yaml and files with `# @package _global_`, and `#/$defs/GROUP`
@@ -92,7 +94,10 @@ def _or(schema: Schema, other: Schema) -> Schema:
 
 
 def _our_targets() -> dict[str, Targets]:
-    """The callables of Lockstep in its conf/ by group; `Open` has those of callbacks, loggers and metrics."""
+    """Return the callables of Lockstep in its conf/ by group.
+
+    `Open` has those of callbacks, loggers and metrics.
+    """
     found: dict[str, Targets] = {}
     for path in sorted(CONF.rglob("*.yaml")):
         group = path.parent.name
@@ -104,7 +109,9 @@ def _our_targets() -> dict[str, Targets]:
 
 
 def _with_parameters(section: Schema, ours: Targets, *, is_complete: bool) -> Schema:
-    """Add parameters of callables: rules for sections that name the callable, and for others suggestions.
+    """Add parameters of callables to a section.
+
+    They are rules for sections that name the callable, and suggestions for others.
 
     `is_complete`: conf/ has every parameter of these callables.
     """
@@ -137,7 +144,10 @@ def _with_parameters(section: Schema, ours: Targets, *, is_complete: bool) -> Sc
 
 
 def _parameters(target: str, keys: set[str]) -> Schema:
-    """The schemas of those parameters of a callable that are among `keys`, with their types as titles."""
+    """Return the schemas of those parameters of a callable that are among `keys`.
+
+    Their titles are their types.
+    """
     signature = signatures.find(target)
     assert signature is not None
     fields: Any = {}

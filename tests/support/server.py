@@ -1,4 +1,7 @@
-"""The fork server of a test session: that of the product, which also imports what commands and most trainings do."""
+"""The fork server of a test session is that of the product.
+
+It also imports what commands and most trainings do.
+"""
 
 import signal
 

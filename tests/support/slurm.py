@@ -14,7 +14,10 @@ ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUE
 
 
 class Slurm:
-    """A running cluster. `environ` holds the variables its commands need, and none of another launcher."""
+    """A running cluster.
+
+    `environ` holds the variables its commands need, and none of another launcher.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +56,10 @@ class Slurm:
         return self.run("sbatch", "--parsable", *options, "--wrap", script, cwd=cwd).stdout.strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """The fields of scontrol for a job, such as Reason, Restarts, NodeList, ExitCode; also of an ended one."""
+        """Return the fields of scontrol for a job, also of an ended one.
+
+        Examples are Reason, Restarts, NodeList and ExitCode.
+        """
         words = self.run("scontrol", "--oneliner", "show", "job", job).stdout.split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -71,7 +77,10 @@ class Slurm:
         return self.state(job)
 
     def logs(self, num_lines: int = 15) -> str:
-        """The last lines of the logs of slurmctld and slurmd, and of what jobs wrote to the folder of the cluster."""
+        """Return the last lines of the logs of slurmctld and slurmd, and of the jobs.
+
+        Jobs write to the folder of the cluster.
+        """
         paths = [
             *sorted((self.folder / "log").glob("*.log")),
             *sorted(self.folder.glob("slurm-*.out")),

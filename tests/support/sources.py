@@ -42,7 +42,10 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
 
 
 def growing(*, listed: str, kept: Mapping[str, str] | None = None) -> Splits:
-    """As many digits as a file says, even and odd rows, each its own group; test and val are the first half."""
+    """Return as many digits as a file says, even and odd rows, each its own group.
+
+    test and val are the first half.
+    """
     digits, count = few_digits().train, int(Path(listed).read_text())
     cut = {
         digits.names[row]: ("test", "val", "train", "train")[4 * row // count]
@@ -64,7 +67,10 @@ def growing(*, listed: str, kept: Mapping[str, str] | None = None) -> Splits:
 
 
 def overflowing(*, marked: list[int]) -> Splits:
-    """Few digits; the first pixel is white in the training samples `marked`, and black in all others."""
+    """Return few digits.
+
+    The first pixel is white in the training samples `marked`, and black in all others.
+    """
     splits = few_digits()
     pixels = whole(splits.train.pixels).clone()
     pixels[marked, 0, 0, 0] = 255
@@ -112,7 +118,10 @@ class Turned(Dataset[Any]):
 
 
 def labelled(kind: str) -> Splits:
-    """The digits with other targets: whether they are even and above 4, or how much ink they take."""
+    """Return the digits with other targets.
+
+    A target is whether they are even and above 4, or how much ink they take.
+    """
     plain = digits(**SETTINGS)
 
     def part(images: Images) -> Images:

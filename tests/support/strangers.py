@@ -41,7 +41,10 @@ def train(cwd: Path, name: str, *words: str) -> RunFolder:
 
 
 def edit(folder: RunFolder, **sections: Any) -> None:
-    """Change sections of the saved configuration: entries of callbacks, loggers and the like; all of data."""
+    """Change sections of the saved configuration.
+
+    Entries of callbacks, loggers and the like change; data is replaced completely.
+    """
     tree = yaml.safe_load(folder.config.read_text())
     for name, value in sections.items():
         tree[name] = value if name == "data" else {**tree[name], **value}
@@ -49,12 +52,18 @@ def edit(folder: RunFolder, **sections: Any) -> None:
 
 
 def copied(folder: Path, path: Path) -> RunFolder:
-    """A folder as it comes out of an archive: the same names, contents and times, owned by this user."""
+    """Copy a folder as if it came out of an archive.
+
+    It has the same names, contents and times, and is owned by this user.
+    """
     return RunFolder(shutil.copytree(folder, path, symlinks=True))
 
 
 def digest(*roots: Path) -> Digest:
-    """Names, modes, times of change and contents of everything below `roots`, links not followed."""
+    """Return names, modes, modification times and contents of everything below `roots`.
+
+    Links are not followed.
+    """
     digests: Digest = {}
     pending = list(roots)
     while pending:

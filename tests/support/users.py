@@ -1,4 +1,7 @@
-"""Commands as other users of this machine, in a folder that all of them may write to. Needs root."""
+"""Commands run as other users of this machine, in a folder that all of them may write to.
+
+This needs root.
+"""
 
 import functools
 import os

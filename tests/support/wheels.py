@@ -22,7 +22,10 @@ def source(folder: Path) -> Path:
 
 
 def environment(folder: Path, source: Path) -> Path:
-    """Make an environment with the wheel of a source and the dependencies of this one. Returns its `bin`."""
+    """Make an environment with the wheel of a source and the dependencies of this one.
+
+    Returns its `bin`.
+    """
     wheels = folder.with_name(f"{folder.name}-wheel")
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
     (wheel,) = wheels.iterdir()

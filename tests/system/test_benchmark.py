@@ -1,4 +1,7 @@
-"""`lockstep benchmark`: numbers against those by hand, the files of the report, real runs here and on a real SLURM."""
+"""`lockstep benchmark`: its numbers are those by hand, and its report has all files.
+
+Real runs are tried on this machine and on a real SLURM.
+"""
 
 import json
 import os
@@ -35,7 +38,8 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
     """The record of a run with three epochs of 1,000 images that took about so many `seconds`."""
     times = [0.9 * seconds, seconds, 1.05 * seconds]
     return {
-        "name": name, "device": "cpu", "state": "measured", "reason": "", "nodes": 1, "workers": workers,
+        "name": name, "device": "cpu", "state": "measured", "reason": "",
+        "nodes": 1, "workers": workers,
         "threads_per_worker": 1, "precision": "float32", "global_batch_size": 64, "epochs": 3,
         "elapsed_s": 60.0, "images_per_s": results.spread([1000 / time for time in times]),
         "epoch_s": results.spread(times), "val_accuracy": 0.9, **changes,
@@ -119,7 +123,10 @@ def test_environments_sizes(
     machines: tuple[int, int, int],
     expected: dict[str, tuple[float, ...]],
 ) -> None:
-    """Workers, nodes, workers of a node, threads, batch and rate; of an allocation one machine or all."""
+    """Sizes are workers, nodes, workers of a node, threads, batch and rate.
+
+    An allocation is measured on one machine or on all.
+    """
     monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
     cores, gpus, nodes = machines
     sizes = {}

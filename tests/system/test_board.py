@@ -1,4 +1,7 @@
-"""The Training tab shows what is in the folders, changes only STOP and notes.json, and that for its own page alone."""
+"""The Training tab shows what is in the folders.
+
+It changes only STOP and notes.json, and only for its own page.
+"""
 
 import argparse
 import hashlib
@@ -409,7 +412,10 @@ def test_framed_by_other_site(client: Client) -> None:
 @pytest.mark.full
 @pytest.mark.processes
 def test_board_token_and_hosts(tmp_path: Path) -> None:
-    """Also the tabs of TensorBoard itself, whose data has no other guard; nor does another way lead to the data."""
+    """The token also guards TensorBoard's tabs, whose data has no other guard.
+
+    No other way leads to the data.
+    """
     write_run(tmp_path / "run")
     with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as started:
         assert re.fullmatch(

@@ -1,4 +1,4 @@
-"""The Training tab in a real browser: a live run is watched and stopped, and a hostile page cannot stop it."""
+"""The Training tab in a real browser shows and stops a live run; a hostile page cannot stop it."""
 
 import re
 import socket
@@ -42,7 +42,10 @@ ROWS = "tbody tr"
 
 @pytest.fixture
 def site(tmp_path: Path, page: Any) -> Iterator[str]:
-    """The address of the tab by itself, on the runs below tmp_path / runs; it polls more often than every 2 s."""
+    """The address of the tab by itself, on the runs below tmp_path / runs.
+
+    It polls more often than every 2 s.
+    """
     (tmp_path / "runs").mkdir()
     page.add_init_script(
         "const usual = setInterval; window.setInterval = (work, ms) => usual(work, ms / 5);"
@@ -123,7 +126,10 @@ def test_details(root: Path, site: str, page: Any) -> None:
 
 
 def write_small(path: Path) -> list[RunFolder]:
-    """A sweep of two learning rates and two seeds, without the last one; the third trial is in training."""
+    """Write a sweep of two learning rates and two seeds, without the last one.
+
+    The third trial is in training.
+    """
     settings = [("0.05", 0), ("0.1", 0), ("0.05", 1)]
     results = {
         (f"optimizer.lr={lr}", f"seed={seed}"): 0.9 + n / 100
@@ -145,12 +151,17 @@ def opened(page: Any, site: str, name: str) -> Any:
 
 
 def expect_column(grid: Any, name: str, texts: Sequence[str]) -> None:
-    """Wait for the texts of a column by its head, each time read at one moment: columns and rows change later."""
+    """Wait for the texts of a column, by its head.
+
+    All are read at one moment each time, because columns and rows change later.
+    """
 
     def column() -> list[str | None]:
         return grid.evaluate(
             """(grid, name) => {
-              const heads = [...grid.querySelectorAll('thead th')].map((th) => th.innerText.replace(/[▾▴ \\n]/g, ''));
+              const heads = [...grid.querySelectorAll('thead th')].map(
+                (th) => th.innerText.replace(/[▾▴ \\n]/g, '')
+              );
               const rows = [...grid.querySelectorAll('tbody tr[data-key]')];
               return rows.map((row) => row.children[heads.indexOf(name)]?.innerText);
             }""",
@@ -165,7 +176,10 @@ def cells_of(grid: Any) -> list[Any]:
 
 
 def test_sweep_row_best_setting(root: Path, site: str, page: Any) -> None:
-    """The mean of a setting: a single seed of another setting is luck, and one that still trains has no result."""
+    """The row has the mean of a setting, because a single seed can be luck.
+
+    A setting with a trial in training has no result.
+    """
     values = {(0.1, 0): 0.7, (0.1, 1): 0.9, (0.2, 0): 0.95, (0.2, 1): 0.96, (0.3, 0): 0.99}
     folders = write_trials(
         root / "seeds", {(f"optimizer.lr={lr}", f"seed={n}"): v for (lr, n), v in values.items()}
@@ -245,7 +259,10 @@ def test_comparison_mean_and_band(root: Path, site: str, page: Any) -> None:
     spreads = {
         rate: f"{mean(values):.4g} ± {stdev(values):.2g}" for rate, values in accuracies.items()
     }
-    expected = f"val/accuracy: optimizer.lr=0.1 {spreads['0.1']}, optimizer.lr=0.05 {spreads['0.05']} at epoch 2"
+    expected = (
+        f"val/accuracy: optimizer.lr=0.1 {spreads['0.1']}, "
+        f"optimizer.lr=0.05 {spreads['0.05']} at epoch 2"
+    )
     expect(chart).to_have_attribute("aria-label", expected)
     expect(chart.locator("path.band")).to_have_count(2)
 
@@ -320,7 +337,10 @@ def test_hostile_text(root: Path, site: str, page: Any) -> None:
 
 
 def test_stop_in_foreign_frame(root: Path, page: Any) -> None:
-    """A page could lay its own buttons over ours. `lockstep board` is not shown in such a frame: test_board.py."""
+    """A page could lay its own buttons over ours.
+
+    `lockstep board` is not shown in such a frame: test_board.py.
+    """
     write_run(root / "run")
     with serving(board(root).application) as target:
         text = f'<!doctype html><iframe src="{target + ENTRY}" width=1400 height=800>'

@@ -1,4 +1,4 @@
-"""The commands `lockstep` and `python train.py`: evaluate, predict, watch, stop, and report errors."""
+"""`lockstep` and `python train.py` evaluate, predict, show progress, stop, and report errors."""
 
 import csv
 import os
@@ -51,8 +51,8 @@ def cwd_of(folder: RunFolder) -> Path:
 def test_files_of_run(trained: RunFolder) -> None:
     names = {path.name.partition(".tfevents")[0] for path in trained.path.iterdir()} - {".lock"}
     assert names == {
-        "config.yaml", "run.json", "status.json", "metrics.csv",
-        "images.json.gz", "summary.json", "checkpoints", "events.out", "validation", "test", "pictures",
+        "config.yaml", "run.json", "status.json", "metrics.csv", "images.json.gz", "summary.json",
+        "checkpoints", "events.out", "validation", "test", "pictures",
     }  # fmt: skip
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
 
@@ -99,8 +99,9 @@ def test_command_refused(trained: RunFolder, words: list[str], part: str) -> Non
 TRIED = ["stop", "eval", "predict", "export"]  # above, in test_pages.py and test_project.py
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
-    "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"], "jobs": ["list", "--folder", "RUNS"],
-    "board": ["--help"], "data": ["check"], "machine": [], "status": ["RUN"], "labels": ["RUN"], "schema": [],
+    "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"],
+    "jobs": ["list", "--folder", "RUNS"], "board": ["--help"], "data": ["check"], "machine": [],
+    "status": ["RUN"], "labels": ["RUN"], "schema": [],
     "embed": ["RUN", "test", "--output", "digits.npy"],
 }  # fmt: skip
 
@@ -130,9 +131,10 @@ FILES = {
     "conf/other.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-another-file\n",
     "conf/model/tiny.yaml": "defaults:\n  - resnet18\nwidth: 2\n",
     "conf/model/tinier.yaml": "defaults:\n  - resnet18\nwidth: 1\n",
-    "conf/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /model: tiny\nglobal_batch_size: 16\n",
-    "more/data/few.yaml": "_target_: lockstep.data.synthetic\nnum_classes: 2\nchannels: 1\nimage_size: 8\n"
-    "train_size: 8\nval_size: 8\ntest_size: 8\nseed: 0\nmemory: auto\n",
+    "conf/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /model: tiny\n"
+    "global_batch_size: 16\n",
+    "more/data/few.yaml": "_target_: lockstep.data.synthetic\nnum_classes: 2\nchannels: 1\n"
+    "image_size: 8\ntrain_size: 8\nval_size: 8\ntest_size: 8\nseed: 0\nmemory: auto\n",
 }
 
 

@@ -1,4 +1,7 @@
-"""A process that dies by a signal: which rank, which signal, where, in failure.txt, in the status and on the screen."""
+"""A process dies by a signal.
+
+Its rank, signal and place are in failure.txt, in the status and on the screen.
+"""
 
 import os
 import signal

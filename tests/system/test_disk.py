@@ -1,4 +1,4 @@
-"""Errors of a disk are reported in one line with the right exit code, and earlier files stay whole."""
+"""Errors of a disk are one line with the right exit code, and earlier files stay complete."""
 
 import errno
 import os
@@ -93,7 +93,10 @@ def test_write_obstacle(tmp_path: Path) -> None:
 
 
 def assert_error(done: "subprocess.CompletedProcess[str]", code: int, *parts: str) -> None:
-    """A command has failed with one line about its reason, which has these parts, and one about its end."""
+    """A command has failed with one line about its reason, and one about its end.
+
+    The first line has these parts.
+    """
     assert done.returncode == code, done.stdout + done.stderr
     line, _ = done.stderr.splitlines()
     for part in parts:

@@ -1,4 +1,7 @@
-"""`lockstep eval` of images that are not those of the run: classes by name, what it writes, and what it refuses."""
+"""`lockstep eval` of other images than those of the run.
+
+Classes are matched by name; the tests check what it writes and refuses.
+"""
 
 import csv
 import json
@@ -30,7 +33,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunFolder]:
-    """A run of three classes, and `other`: some images of two of them, whose positions are others there."""
+    """A run of three classes, and `other`: some images of two of them.
+
+    Their classes have other positions in `other`.
+    """
     folder = tmp_path_factory.mktemp("project")
     for number in range(36):
         write_image(

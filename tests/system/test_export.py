@@ -172,7 +172,8 @@ def test_export_of_task(trained: dict[str, RunFolder], tmp_path: Path, kind: str
         ),
         (
             "OfValues",
-            r"Could not guard on data-dependent expression .*, in \S+networks\.py:\d+ \(forward\): ",
+            r"Could not guard on data-dependent expression .*, "
+            r"in \S+networks\.py:\d+ \(forward\): ",
         ),
     ],
 )

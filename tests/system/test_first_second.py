@@ -1,4 +1,7 @@
-"""A signal before there is a run, or to a command that has nothing to save: one line and the exit code."""
+"""A signal comes before there is a run, or to a command that has nothing to save.
+
+The command prints one line and exits with the right code.
+"""
 
 import os
 import signal

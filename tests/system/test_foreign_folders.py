@@ -1,6 +1,7 @@
-"""A stranger's folder reaches nothing outside it: no file, no server, no process, no code; one's own works as before.
+"""A stranger's folder reaches nothing outside it: no file, server, process or code.
 
-What a command must not touch lies next to the folder in question, and is compared byte by byte.
+One's own folder works as before. What a command must not touch lies next to the folder in question,
+and is compared byte by byte.
 """
 
 import contextlib
@@ -170,7 +171,10 @@ def test_variable_in_data_path(
     path: str,
     command: str,
 ) -> None:
-    """Neither a server nor a folder learns the value of a variable by a path in a stranger's run."""
+    """Neither a server nor a folder learns the value of a variable.
+
+    The variable is in a path of a stranger's run.
+    """
     source = "data=list" if key == "file" else "data=image_folder"
     paths = [f"data.{name}=flowers" for name in ("root", "cache")] + [f"data.{key}='{path}'"]
     tree = config_file.to_tree(plan([source, *paths, "data.num_workers=1"]).configs[0])
@@ -392,7 +396,10 @@ CHAIN = "lightning.pytorch.callbacks.model_checkpoint.logging.FileHandler"
 
 @pytest.fixture
 def mine(theirs: RunFolder) -> RunFolder:
-    """A run with another project's code. It was made here: that of a stranger is not resumed whatever it names."""
+    """A run with another project's code, made on this machine.
+
+    A run of a stranger is not resumed, whatever it names.
+    """
     theirs.claim()
     return theirs
 

@@ -62,7 +62,10 @@ def test_deterministic(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_graphs_as_eager(tmp_path: Path, precision: str, parts: int) -> None:
-    """With dropout, clipping, and a last batch of six images, which has graphs from the third epoch on."""
+    """The recipe has dropout, clipping, and a last batch of six images.
+
+    That batch has graphs from the third epoch on.
+    """
     recipe = [*ON_GPU, f"trainer.precision={precision}", f"trainer.accumulate_grad_batches={parts}"]
     recipe += ["trainer.deterministic=true", "trainer.max_epochs=4"]
     notes = "+callbacks.graphs={_target_:tests.support.callbacks.NotesGraphs}"
@@ -123,7 +126,10 @@ def test_never_waits(tmp_path: Path, optimizer: str, callbacks: str, precision: 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
 def test_fused_batch_norm(dtype: torch.dtype, has_residual: bool, figure: Any) -> None:
-    """One rounding of each number; the same bits every time, and from a CUDA graph; torch's kernels for comparison."""
+    """Each number is rounded once, with the same bits every time, and from a CUDA graph.
+
+    Torch's kernels are for comparison.
+    """
     draws = torch.Generator("cuda").manual_seed(0)
     x, residual, dy = torch.randn(3, 64, 96, 28, 28, device="cuda", generator=draws)
     x, residual, dy = (
@@ -173,7 +179,8 @@ def test_fused_batch_norm(dtype: torch.dtype, has_residual: bool, figure: Any) -
 
     ours_off, torchs_off = errors(found), errors(computed(plain, torchs, x, residual, dy))
     figure(
-        f"batch norm in {dtype}: off by {max(ours_off):.1e}, torch's kernels by {max(torchs_off):.1e}"
+        f"batch norm in {dtype}: off by {max(ours_off):.1e}, "
+        f"torch's kernels by {max(torchs_off):.1e}"
     )
     rounding = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 3e-6}[dtype]
     assert found[0].dtype == dtype

@@ -1,4 +1,7 @@
-"""Lockstep as a wheel, in an environment of its dependencies alone: an empty folder, a project, a newer version."""
+"""Lockstep is installed as a wheel, in an environment of its dependencies alone.
+
+It works in an empty folder, in a project, and with a newer version.
+"""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Jobs without SLURM: errors of a submission, the copy of the code, the tools of SLURM, the background."""
+"""Jobs without SLURM: submission errors, the copy of the code, SLURM's tools, the background."""
 
 import contextlib
 import json
@@ -252,7 +252,10 @@ def test_folder_until_sbatch_accepts(tools: Path, tmp_path: Path, is_refused: bo
 
 
 def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
-    """A sweep of a trial for each override, in folders as deep as `hydra.sweep.subdir` may make them."""
+    """Prepare a sweep of a trial for each override.
+
+    Its folders are as deep as `hydra.sweep.subdir` may make them.
+    """
     ledger = Ledger(path, None, ())
     made = []
     for text in overrides:

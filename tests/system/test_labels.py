@@ -1,4 +1,4 @@
-"""`lockstep labels`: which images are judged, the list and its pictures, and docs/data.md as typed."""
+"""`lockstep labels`: the judged images, the list and its images, and docs/data.md as typed."""
 
 import csv
 import gzip

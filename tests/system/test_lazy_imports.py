@@ -27,7 +27,8 @@ assert "torchmetrics.image" not in sys.modules
 
 
 def test_imports_of_training(tmp_path: Path) -> None:
-    notes = f"+callbacks.notes={{_target_:tests.support.callbacks.NotesImports,path:'{tmp_path / 'modules.json'}'}}"
+    target = "tests.support.callbacks.NotesImports"
+    notes = f"+callbacks.notes={{_target_:{target},path:'{tmp_path / 'modules.json'}'}}"
     words = command("debug=fast", "model.width=4", "strategy=cpu", "trainer.devices=2", notes)
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -92,7 +93,10 @@ import torchmetrics
 assert torchmetrics.MeanSquaredError()(torch.ones(3), torch.zeros(3)) == 1
 assert torchmetrics.functional.mean_absolute_error(torch.ones(3), torch.zeros(3)) == 1
 assert torchmetrics.wrappers.MinMaxMetric is not None
-assert torchmetrics.classification.MulticlassAccuracy is sys.modules["lockstep.tasks.scores"].MulticlassAccuracy
+assert (
+    torchmetrics.classification.MulticlassAccuracy
+    is sys.modules["lockstep.tasks.scores"].MulticlassAccuracy
+)
 assert torchmetrics.Metric is torchmetrics.metric.Metric
 assert len(torchmetrics._logger.handlers) == 1
 """,
@@ -119,7 +123,11 @@ assert importlib.reload(exc).Unsupported is not None
     "parts of torchmetrics that are imported by name, the package after them": """
 from torchmetrics.image.psnr import PeakSignalNoiseRatio
 import torchmetrics, torchmetrics.regression
-assert torchmetrics.image.psnr.PeakSignalNoiseRatio is torchmetrics.image.PeakSignalNoiseRatio is PeakSignalNoiseRatio
+assert (
+    torchmetrics.image.psnr.PeakSignalNoiseRatio
+    is torchmetrics.image.PeakSignalNoiseRatio
+    is PeakSignalNoiseRatio
+)
 assert torchmetrics.regression is sys.modules["torchmetrics.regression"]
 assert torchmetrics.image.__spec__.loader is torchmetrics.image.__loader__
 """,

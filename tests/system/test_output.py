@@ -1,4 +1,4 @@
-"""A training outlives its terminal: output that cannot be printed is dropped, and the run continues."""
+"""A training outlives its terminal: it drops output that cannot be printed, and continues."""
 
 import shlex
 import subprocess

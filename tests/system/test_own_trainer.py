@@ -1,4 +1,4 @@
-"""docs/own-trainer.md does what it says: its loop computes the same in 1, 2 and 3 processes, by the promise alone."""
+"""docs/own-trainer.md: by the promise alone, its loop computes the same in 1, 2 and 3 processes."""
 
 import json
 import subprocess
@@ -14,7 +14,10 @@ from tests.support.pages import write_files
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 PAGE = ROOT / "docs" / "own-trainer.md"
-NAMED = "import json, runpy, sys; runpy.run_path('loop.py'); json.dump(sorted(sys.modules), open('modules.json', 'w'))"
+NAMED = (
+    "import json, runpy, sys; runpy.run_path('loop.py'); "
+    "json.dump(sorted(sys.modules), open('modules.json', 'w'))"
+)
 
 
 def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:

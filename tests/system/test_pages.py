@@ -1,4 +1,4 @@
-"""README and every page of the docs as a reader types it, but those for users of other libraries."""
+"""README and all pages of the docs are typed by a reader, but those for other libraries' users."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
 class Parent:
-    """A parent in a process group of its own, as in a terminal, whose worker prints its process id first."""
+    """A parent in a process group of its own, as in a terminal.
+
+    Its worker prints its process id first.
+    """
 
     def __init__(self, cwd: Path, work: str) -> None:
         self.process = subprocess.Popen(
@@ -90,7 +93,10 @@ def test_worker_dies_with_parent(tmp_path: Path) -> None:
 
 
 def test_signal_to_every_process(tmp_path: Path) -> None:
-    """As scancel sends it: the server survives, for it is to report the exit codes of the workers."""
+    """Scancel sends signals like this.
+
+    The server survives, because it reports the exit codes of the workers.
+    """
     with started(tmp_path) as parent:
         for pid in (*children_of(parent.process.pid), parent.worker, parent.process.pid):
             os.kill(pid, signal.SIGTERM)

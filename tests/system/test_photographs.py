@@ -1,4 +1,7 @@
-"""Photographs, from a folder to predictions: docs/photographs.md as typed, and the view of pretrained weights."""
+"""Photographs, from a folder to predictions: docs/photographs.md is typed.
+
+They get the preprocessing of pretrained weights.
+"""
 
 import csv
 from pathlib import Path
@@ -27,7 +30,7 @@ def weights_of(name: str) -> Any:
 
 
 def library_of(home: Path, name: str) -> None:
-    """Write weights into the cache of torchvision: random ones, because a test downloads nothing."""
+    """Write random weights into the cache of torchvision, because a test downloads nothing."""
     path = home / "hub" / "checkpoints" / Path(weights_of(name).url).name
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)

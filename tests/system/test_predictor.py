@@ -1,4 +1,4 @@
-"""`lockstep.load` predicts what `lockstep predict` writes, for every kind of input, and reports errors."""
+"""`lockstep.load` predicts what `lockstep predict` writes for any input, and reports errors."""
 
 import csv
 import json

@@ -1,7 +1,7 @@
-"""Custom networks, next to train.py or in the folder of the command: every process finds them, from anywhere.
+"""Custom networks are next to train.py or in the folder of the command.
 
-The project is a copy of this one with a package in it, as a person has it; commands are typed
-somewhere else.
+Every process finds them, from anywhere. The project is a copy of this one with a package in it, as
+a person has it; commands are typed somewhere else.
 """
 
 import shutil
@@ -50,7 +50,10 @@ def write_package(folder: Path, hidden: int = 3) -> None:
 def run(
     cwd: Path, *words: str | Path, python_path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command of python, in a folder; modules are nowhere but where Python and Lockstep look by themselves."""
+    """Run a command of python in a folder.
+
+    Modules are nowhere but where Python and Lockstep look by themselves.
+    """
     variables = {name: value for name, value in environ().items() if name != "PYTHONPATH"}
     if python_path is not None:
         variables["PYTHONPATH"] = str(python_path)

@@ -83,7 +83,11 @@ def test_script_runs_once(tmp_path: Path) -> None:
     """Multiprocessing would run it again; a source that streams has processes, too."""
     text = """
 print("begun")
-streamed = ["data=dataset", "data.train={_target_: tests.support.sources.Turned}", "data.num_workers=1"]
+streamed = [
+    "data=dataset",
+    "data.train={_target_: tests.support.sources.Turned}",
+    "data.num_workers=1",
+]
 for count in (1, 2):
     plain = [text for text in SMALL if not text.startswith("data")]
     lockstep.train([*plain, *streamed, f"trainer.devices={count}"])
@@ -103,7 +107,8 @@ def state():
     return {
         "random": [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()],
         "torch": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark,
-                  torch.get_default_dtype(), torch.get_num_threads(), torch.get_float32_matmul_precision(),
+                  torch.get_default_dtype(), torch.get_num_threads(),
+                  torch.get_float32_matmul_precision(),
                   torch.backends.cudnn.allow_tf32, torch.is_grad_enabled()],
         "signals": [signal.getsignal(number) for number in range(1, signal.NSIG)],
         "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
@@ -216,7 +221,8 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 stopped = lockstep.Run("latest")
-facts = [stopped.state, stopped.summary, stopped["step"], signal.getsignal(signal.SIGINT) is signal.default_int_handler]
+is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+facts = [stopped.state, stopped.summary, stopped["step"], is_default]
 epochs = stopped["epoch"] + 1
 went_on = lockstep.train(["resume=outputs/latest", f"trainer.max_epochs={{epochs}}", "silent=true"])
 whole = lockstep.train([*how, f"trainer.max_epochs={{epochs}}", "silent=true"])

@@ -1,4 +1,7 @@
-"""A release has the same bytes wherever it is built, workflows have no finding, and the site keeps its versions."""
+"""A release has the same bytes wherever it is built.
+
+Workflows have no finding, and the site keeps its versions.
+"""
 
 import hashlib
 import json

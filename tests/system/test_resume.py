@@ -1,4 +1,7 @@
-"""A run cut after any step and resumed ends with the same bits, the same rows and the same curves."""
+"""A run is interrupted after any step and resumed.
+
+It ends with the same bits, the same rows and the same curves.
+"""
 
 import os
 import shutil
@@ -32,7 +35,10 @@ WITH_CURVES = "logger=tensorboard"
 
 
 def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
-    """Points (step, value) of every scalar in TensorBoard; of speed and memory, which differ, the steps."""
+    """Return points (step, value) of every scalar in TensorBoard.
+
+    Of speed and memory, which differ, these are the steps only.
+    """
     read = {
         split: event_accumulator.EventAccumulator(str(folder.curves(split))).Reload()
         for split in CURVES
@@ -48,12 +54,15 @@ def curve(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.fixture(autouse=True)
 def _names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TensorBoard orders the event files of one second by name, which ends with a number: 10 would come before 9."""
+    """TensorBoard orders the event files of one second by name.
+
+    A name ends with a number: 10 would come before 9.
+    """
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10**6))
 
 
 def await_next_second() -> None:
-    """TensorBoard orders event files by the second they were begun in, then by the number of the process."""
+    """TensorBoard orders event files by their first second, then by the process number."""
     time.sleep(1 - time.time() % 1)
 
 
@@ -145,7 +154,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def folder(stopped: RunFolder, tmp_path: Path) -> Iterator[RunFolder]:
-    """The same for a test that changes it. In its place: Lightning does not take over the best score of a moved run."""
+    """The same run for a test that changes it.
+
+    It stays in its place: Lightning does not take over the best score of a moved run.
+    """
     kept = shutil.copytree(stopped.path, tmp_path / "kept")
     yield stopped
     shutil.rmtree(stopped.path)

@@ -48,7 +48,10 @@ def rate(settings: dict[str, str]) -> float:
 
 
 class Fake:
-    """A sweep whose trainings end at once, with the value that `result` gives for what was drawn."""
+    """A sweep whose trainings end at once.
+
+    Their value is what `result` gives for the drawn settings.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,10 @@ class Fake:
         self.draws.record_result(trial, status["state"])
 
     def run(self, most: int = 10**6, at_once: int = 1) -> list[int]:
-        """Run until nothing is proposed any more; at most so many. Returns the numbers of the trials that ran."""
+        """Run until nothing is proposed, or at most so many trials.
+
+        Returns the numbers of the trials that ran.
+        """
         done: list[int] = []
         while len(done) < most:
             running = list(self.draws.propose(at_once))

@@ -1,4 +1,4 @@
-"""Runs as jobs of a real SLURM: submitted, cancelled, requeued, with the same bits as without SLURM."""
+"""Jobs of a real SLURM are submitted, cancelled and requeued; bits are those without SLURM."""
 
 import os
 import signal
@@ -45,7 +45,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module", autouse=True)
 def time_limited(request: pytest.FixtureRequest, shell: Shell) -> Submitted | None:
-    """A job that reaches its limit of a minute. SLURM looks every 30 s, so it is begun first and looked at last."""
+    """A job that reaches its limit of a minute.
+
+    SLURM looks every 30 s, so it is begun first and looked at last.
+    """
     if not any(
         item.get_closest_marker("full")
         for item in request.session.items
@@ -59,7 +62,10 @@ def time_limited(request: pytest.FixtureRequest, shell: Shell) -> Submitted | No
 
 @pytest.fixture(scope="module")
 def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submitted]:
-    """Jobs in the middle of their training, each cut in its own way; begun together, for most of it is waiting."""
+    """Jobs in the middle of their training, each interrupted in a different way.
+
+    They begin together, because most of the time they wait.
+    """
     partition = (
         "PartitionName=grace",
         "Nodes=n1",

@@ -1,4 +1,7 @@
-"""Sweeps as job arrays, and searches by single jobs, on a real SLURM; the same command goes on with both."""
+"""Sweeps as job arrays, and searches by single jobs, on a real SLURM.
+
+The same command continues both.
+"""
 
 import contextlib
 import os

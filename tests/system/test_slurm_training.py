@@ -1,4 +1,7 @@
-"""`srun python train.py` on a real SLURM of two nodes: the same numbers, parallel steps, data, refused commands."""
+"""`srun python train.py` on a real SLURM of two nodes computes the same numbers.
+
+Parallel steps, data and refused commands are tested as well.
+"""
 
 import shlex
 import sys
@@ -93,7 +96,8 @@ def test_gpus_of_tasks(
         "srun", "--nodes=2", *per_node, *options, sys.executable, "-c", FINDS, cwd=tmp_path
     )
     expected = [
-        f"{rank} {shown} Workers(world_size={len(visible)}, num_local={local}, num_nodes=2, gpus={of_node})"
+        f"{rank} {shown} Workers(world_size={len(visible)}, num_local={local}, "
+        f"num_nodes=2, gpus={of_node})"
         for rank, (shown, local, of_node) in enumerate(zip(visible, num_local, gpus, strict=True))
     ]
     assert sorted(done.stdout.splitlines()) == expected

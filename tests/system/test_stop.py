@@ -65,7 +65,10 @@ def test_signal_to_rank_alone(
 ) -> None:
     """Lightning's own handler would wait there for the other rank, which does not come."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    settings = f"_target_:tests.support.callbacks.SendsSignal,hook:{hook},step:{step},rank:1,number:SIGTERM"
+    settings = (
+        f"_target_:tests.support.callbacks.SendsSignal,hook:{hook},step:{step},"
+        "rank:1,number:SIGTERM"
+    )
     with training(
         tmp_path, *SMALL, "trainer.devices=2", f"+callbacks.terminated={{{settings}}}"
     ) as run:

@@ -1,4 +1,7 @@
-"""Sweeps in real processes: parallel trials on separate devices, their table, refusals, and every way to end."""
+"""Sweeps in real processes: parallel trials on separate devices, and their table.
+
+Refusals and every way to end are tested as well.
+"""
 
 import itertools
 import os

@@ -1,4 +1,7 @@
-"""docs/ten-minutes.md is a transcript: typed from top to bottom beside an installed Lockstep, all of it works."""
+"""docs/ten-minutes.md is a transcript.
+
+Typed from top to bottom beside an installed Lockstep, all of it works.
+"""
 
 import shlex
 from pathlib import Path

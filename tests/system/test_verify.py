@@ -1,4 +1,7 @@
-"""`lockstep verify` finds planted mistakes that one worker never shows, and names the first part that differs."""
+"""`lockstep verify` finds planted mistakes that one worker never shows.
+
+It names the first part that differs.
+"""
 
 import re
 import sys
@@ -38,7 +41,8 @@ def verified(*overrides: str) -> tuple[int, str]:
     [
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.WithShardNorm"],
-            r"2 workers: first difference: layer net\.norm \(NormalizesShards\), sample \d+, in step 1, by \S+: its",
+            r"2 workers: first difference: layer net\.norm \(NormalizesShards\), sample \d+, "
+            r"in step 1, by \S+: its",
             id="a norm of the shard",
         ),
         pytest.param(
@@ -48,7 +52,8 @@ def verified(*overrides: str) -> tuple[int, str]:
                 f"task._target_={PLANTED}.MeanLoss",
                 *("task.loss=null", "task.label_smoothing=0.1", "task.class_weights=null"),
             ],
-            r"2 workers: first difference: losses, sample \d+, in step 1, by \S+: the loss of a sample",
+            r"2 workers: first difference: losses, sample \d+, in step 1, "
+            r"by \S+: the loss of a sample",
             id="a mean over the shard",
         ),
         pytest.param(
@@ -57,22 +62,26 @@ def verified(*overrides: str) -> tuple[int, str]:
                 "model.width=2",
                 f"+task.metrics.odd={{_target_:{PLANTED}.AveragesBatches,how:sum}}",
             ],
-            r"3 workers, shards 3:1:2: (val|test)/odd differs by \S+: no step of the training differs",
+            r"3 workers, shards 3:1:2: (val|test)/odd differs by \S+: "
+            r"no step of the training differs",
             id="a mean of means",
         ),
         pytest.param(
             [*SMALL, *NET, f"model._target_={PLANTED}.ViewsByLength"],
-            r"2 workers: config error: model\._target_=\S+ViewsByLength cannot take an empty batch, which the shard of",
+            r"2 workers: config error: model\._target_=\S+ViewsByLength "
+            r"cannot take an empty batch, which the shard of",
             id="a view of an empty shard",
         ),
         pytest.param(
             [*SAMPLES],
-            r"2 workers: first difference: inputs, sample \d+, in step 1, by \S+: a sample depends on",
+            r"2 workers: first difference: inputs, sample \d+, in step 1, "
+            r"by \S+: a sample depends on",
             id="random numbers of its own",
         ),
         pytest.param(
             [*SMALL, "model.width=2", "data.train_size=10"],
-            r"2 workers to step 2, then 3: config error: lockstep verify cuts a training after step 2, and",
+            r"2 workers to step 2, then 3: config error: "
+            r"lockstep verify cuts a training after step 2, and",
             id="too few steps to cut",
         ),
         pytest.param(
@@ -117,7 +126,8 @@ def test_exact(overrides: list[str]) -> None:
         (
             "AddsItsRank",
             1,
-            r"2 workers: first difference: layer net\.norm \(RankNorm\), sample \d+, in step 1, by \S+: it depends",
+            r"2 workers: first difference: layer net\.norm \(RankNorm\), sample \d+, "
+            r"in step 1, by \S+: it depends",
         ),
     ],
 )

@@ -23,9 +23,10 @@ from lockstep.runs.folder import RunFolder
 HOST = socket.gethostname()
 NOW = 1.7e9  # 2023-11-14
 TRAINED: dict[str, Any] = {
-    "state": "finished", "reason": "", "name": "digits_resnet18", "workers": 2, "device": "CPU, 1 thread each",
-    "precision": "bfloat16", "host": HOST, "pid": 4242, "epoch": 4, "max_epochs": 10, "step": 312, "total_steps": 780,
-    "percent": 40.0, "learning_rate": 0.0734, "epoch_s": 18.25, "elapsed_s": 72.4, "remaining_s": 109.6,
+    "state": "finished", "reason": "", "name": "digits_resnet18", "workers": 2,
+    "device": "CPU, 1 thread each", "precision": "bfloat16", "host": HOST, "pid": 4242,
+    "epoch": 4, "max_epochs": 10, "step": 312, "total_steps": 780, "percent": 40.0,
+    "learning_rate": 0.0734, "epoch_s": 18.25, "elapsed_s": 72.4, "remaining_s": 109.6,
     "images_per_s": 1234.5, "best": 0.98125, "monitor": "val/accuracy",
     "metrics": {"train/loss": 0.5, "val/accuracy": 0.98},
 }  # fmt: skip
@@ -34,7 +35,10 @@ TRAINED: dict[str, Any] = {
 def run(
     path: Path, *overrides: str, config: str = "seed: 0\n", started: float = NOW, **status: Any
 ) -> RunFolder:
-    """A run folder as a training leaves it, with these facts changed; no status where its state is None."""
+    """Write a run folder as a training leaves it, with these facts changed.
+
+    It has no status where its state is None.
+    """
     path.mkdir(parents=True)
     folder = RunFolder(path)
     folder.config.write_text(config)

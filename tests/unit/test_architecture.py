@@ -1,4 +1,4 @@
-"""Imports point down the layers and and those of the promise stay inside; fast commands import no torch."""
+"""Imports point down the layers, those of the promise stay in it, and fast commands skip torch."""
 
 import ast
 import graphlib
@@ -133,7 +133,8 @@ def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydr
         (CHECKED, {"torch", "lightning"}),
         (FAST, {"torch", "hydra", "pydantic", "yaml", "numpy"}),
     ):
-        code = f"import sys, {', '.join(f'lockstep.{name}' for name in names)}; print({left_out} & sys.modules.keys())"
+        modules = ", ".join(f"lockstep.{name}" for name in names)
+        code = f"import sys, {modules}; print({left_out} & sys.modules.keys())"
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
         )

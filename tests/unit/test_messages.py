@@ -35,7 +35,10 @@ def is_text(node: ast.AST) -> bool:
 
 
 def message(node: ast.AST) -> str:
-    """Return the text of an error, an exception or a printed line, and any other text of two words; else empty."""
+    """Return the text of an error, an exception, a printed line, or any text of two words.
+
+    Other nodes give an empty text.
+    """
     match node:
         case ast.Call(func=ast.Name(id="Error"), args=[ast.Constant(value=code), *parts]):
             return f"[{code}] {Error('failed', *map(template, parts))}"

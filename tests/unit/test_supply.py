@@ -1,4 +1,7 @@
-"""Dependencies have no known hole, nothing of a stranger is installed, and actions of CI are pinned by commit."""
+"""Dependencies have no known vulnerability, and nothing of a stranger is installed.
+
+CI pins its actions by commit.
+"""
 
 import re
 import tomllib
@@ -52,7 +55,10 @@ def _texts() -> list[Path]:
 
 
 def test_no_page_or_message_installs_the_package_of_a_stranger() -> None:
-    """`lockstep` on the package index is another project: commands name lockstep-vision, a path, or what is missing."""
+    """`lockstep` on the package index is another project.
+
+    Commands name lockstep-vision, a path, or what is missing.
+    """
     extras = "|".join(PROJECT["optional-dependencies"])
     stranger = re.compile(
         rf"pip install\b[^\n`|;]*[\s'\"]lockstep(?![-_]vision|[\w/.])|\blockstep\[(?:{extras})\\?\b"

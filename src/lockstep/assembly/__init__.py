@@ -1,1 +1,1 @@
-"""The parts of a run on every rank: process group, device, data, network and Lightning's Trainer."""
+"""The parts of a run on every rank: process group, device, data, network and Trainer."""

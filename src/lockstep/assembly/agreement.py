@@ -15,10 +15,10 @@ HEARTBEAT_S = 5.0  # well below any strategy.timeout_s
 
 
 def together(work: Callable[[], T]) -> T:
-    """Return `work()` of this rank; its errors become one ConfigError on all ranks. Every rank must call it.
+    """Return `work()` of this rank. Every rank must call it.
 
-    `work` runs in a thread while the main thread sends heartbeats, so that no waiting rank times
-    out.
+    The errors of all ranks become one ConfigError on all ranks. `work` runs in a thread while the
+    main thread sends heartbeats, so that no waiting rank times out.
     """
     pool = ThreadPoolExecutor(1)
     future = pool.submit(work)
@@ -46,7 +46,10 @@ def together(work: Callable[[], T]) -> T:
 
 
 def readable(read: Callable[[], T], remark: str = "") -> T:
-    """Return `read()`. Its errors, which have a setting or a file and a hint, become a ConfigError."""
+    """Return `read()`, and turn its errors into a ConfigError.
+
+    The errors of `read` name a setting or a file, and give a hint.
+    """
     try:
         return read()
     except (FileNotFoundError, ValueError) as error:
@@ -60,7 +63,10 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
 
 
 def agree(config: Config, world_size: int) -> None:
-    """Check that all ranks have the same configuration and world size. Raises ConfigError on all ranks."""
+    """Check that all ranks have the same configuration and world size.
+
+    Raises ConfigError on all ranks.
+    """
     if not is_distributed():
         return
     mine = (config_file.fingerprint(config), world_size)

@@ -17,15 +17,15 @@ from lockstep.runs.files import atomic_file
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary name in the same folder and renames; Lightning's own goes through the system's /tmp.
+    """Writes to a temporary name in the same folder, and renames the file.
 
-    A state that is both the last and the best is written twice: damage to one file leaves the other
-    whole.
+    Lightning's checkpoint IO goes through the system's /tmp. A state that is both the last and the
+    best is written twice, so that damage to one file leaves the other intact.
 
     Files in `behind` are written by `thread`, which has one worker, from a copy in page-locked
-    memory. A later state is saved after they are: a kill costs one state at most, as without a
-    thread. So the end of a fit waits for them, also after an error. An error of the thread is
-    raised there, or before the next state.
+    memory. A later state is saved only after them, so a kill costs at most one state, as without a
+    thread. The end of a fit therefore waits for them, also after an error. An error of the thread
+    is raised there, or before the next state.
     """
 
     def __init__(self, thread: Executor, behind: Collection[Path]) -> None:
@@ -56,15 +56,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def write(checkpoint: dict[str, Any], target: Path) -> None:
-    """Write a checkpoint in place of the one at `target`, in one step."""
+    """Replace the checkpoint at `target` atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_file(target) as file:
             torch.save(checkpoint, file)
-    except RuntimeError as error:  # torch's own, in place of the system's, which has no file name
+    # This error of torch replaces that of the system, and has no file name.
+    except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             error.__context__.filename = str(target)
-        # the context is another one where a thread's error is raised again
+        # The context is another one if the error of a thread is raised again.
         raise error from error.__context__
 
 

@@ -1,6 +1,6 @@
-"""The checkpoint of a run to use: the requested one, or the newest whole one if that file is damaged.
+"""Choose the checkpoint of a run: the requested one, or the newest intact one.
 
-No torch: a damaged file is found before anything starts.
+This module does not import torch, so that a damaged file is found before anything starts.
 """
 
 import os
@@ -17,21 +17,24 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.wording import expand_path
 
-# errors of zipfile, depending on the wrong byte
+# These are errors of zipfile, depending on which byte is wrong.
 DAMAGES = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, struct.error)
 
 
 class Chosen(NamedTuple):
-    """The checkpoint to use, None if the run has saved none; `note` is the reason if it is not the requested one."""
+    """The checkpoint to use.
+
+    `path` is None if the run has saved none. `note` is the reason if it is not the requested one.
+    """
 
     path: Path | None
     note: str
 
 
 def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
-    """Return the checkpoint at `path`, else the newest whole one of the run.
+    """Return the checkpoint at `path`, else the newest intact one of the run.
 
-    Raises ConfigError if there are checkpoints and none is whole. Changes no file.
+    Raises ConfigError if there are checkpoints and none is intact. Changes no file.
     """
     others = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
     others.sort(key=lambda other: other.lstat().st_mtime_ns, reverse=True)
@@ -58,8 +61,8 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
 def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
     """Return the checkpoint `name`, best or last, of a run.
 
-    `option` selects another one, with {} for its name. Raises FileNotFoundError, and ValueError if
-    it is damaged.
+    `option` is the option that selects another one, with {} for its name. Raises FileNotFoundError,
+    or ValueError if the checkpoint is damaged.
     """
     path = folder.best_checkpoint if name == "best" else folder.last_checkpoint
     if not path.exists():
@@ -73,12 +76,16 @@ def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
 
 
 def initial_checkpoint(init_from: str | None) -> Path | None:
-    """Return the whole checkpoint that `init_from` names: a file, or the best one of a run. Raises ConfigError."""
+    """Return the intact checkpoint that `init_from` names: a file, or the best one of a run.
+
+    Raises ConfigError.
+    """
     if init_from is None:
         return None
     from lockstep.runs import gate
 
-    path = Path(expand_path(init_from)).resolve()  # it is typed: a link is followed
+    # The user typed this path, so a link is followed.
+    path = Path(expand_path(init_from)).resolve()
     if path.is_file():
         error = damage(path)
         if error is not None:
@@ -110,9 +117,9 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
 
 
 def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
-    """Copy the initial checkpoint into the folder of the run: the other run may change or be removed.
+    """Copy the initial checkpoint into the folder of the run, and keep an earlier copy.
 
-    Keeps an earlier copy.
+    The other run may change or be removed.
     """
     if checkpoint is not None and not folder.initial_weights.exists():
         with (
@@ -123,10 +130,10 @@ def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
 
 
 def damage(path: Path) -> str | None:
-    """Return how a checkpoint file is damaged, None if it is whole.
+    """Return how a checkpoint file is damaged, or None if it is intact.
 
-    torch writes a zip archive with a checksum of every tensor, and compresses nothing: what unpacks
-    to more than the file is refused. The file is read once, nothing in it is executed.
+    torch writes a zip archive with a checksum of every tensor, and compresses nothing. A file that
+    unpacks to more than its size is rejected. The file is read once, and nothing in it is executed.
     """
     try:
         with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:

@@ -23,10 +23,10 @@ from lockstep.tasks.scores import MetricError, prepare_to_log
 def build_module(
     session: Session, images: ImageFormat, total_steps: int
 ) -> tuple[L.LightningModule, "Companion"]:
-    """Build the custom LightningModule, with those standard arguments that it takes, and its companion.
+    """Build the custom LightningModule and its companion. Every rank must call it.
 
-    Every rank must call it. Raises ConfigError if it cannot be built, or its norms or draws cannot
-    be exact.
+    The module receives those standard arguments that it accepts. Raises ConfigError if it cannot be
+    built, or if its norms or random draws cannot be exact.
     """
     config = session.config
     shape, num_classes = images.image_shape, len(images.class_names)
@@ -59,10 +59,11 @@ def build_module(
 
 
 class Companion(L.Callback):
-    """Passes shards to the dropouts of a custom module, collects the metrics that it logs, and saves its image format.
+    """Passes shards to the dropouts of a custom module, and collects its logged metrics.
 
-    `watched` maps settings to the metrics they name: callbacks decide by them, so their values must
-    be the same on all ranks. Must be the first callback.
+    It also saves the image format. `watched` maps settings to the metrics they name. Callbacks
+    decide by these metrics, so their values must be the same on all ranks. It must be the first
+    callback.
     """
 
     def __init__(
@@ -81,8 +82,11 @@ class Companion(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Make metrics of single values, such as MeanMetric, take float64: moving them has reset that."""
-        # costs a dozen modules that other trainings do not need
+        """Set metrics of single values, such as MeanMetric, to float64.
+
+        Moving a metric to a device has reset its dtype.
+        """
+        # This imports a dozen modules that other trainings do not need.
         from torchmetrics.aggregation import BaseAggregator
 
         for part in pl_module.modules():
@@ -101,7 +105,10 @@ class Companion(L.Callback):
 
     @override
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collect the validation. Raises MetricError if a watched metric is missing or differs between ranks."""
+        """Collect the metrics of the validation.
+
+        Raises MetricError if a watched metric is missing or differs between ranks.
+        """
         self._validated = trainer.current_epoch
         self._collect(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
@@ -111,7 +118,10 @@ class Companion(L.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Collect the metrics of the epoch, and drop the validation of an earlier one. Raises MetricError."""
+        """Collect the metrics of the epoch, and drop those of an earlier validation.
+
+        Raises MetricError if a watched metric is missing or differs between ranks.
+        """
         self._collect(trainer)
         if self._validated != trainer.current_epoch:
             self.metrics = {
@@ -152,7 +162,8 @@ class Companion(L.Callback):
             if None in values:
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(
-                    f"{key}={name} is not logged by {self._name}, which logs {logs}: choose from these"
+                    f"{key}={name} is not logged by {self._name}, which logs {logs}: "
+                    "choose from these"
                 )
             if len(values) > 1 and not all(value != value for value in values):
                 raise MetricError(

@@ -1,4 +1,7 @@
-"""Copies of the data of a run on each node (data.copy_to), from a folder or a URL. Only making one imports torch."""
+"""Copies of the data of a run on each node (data.copy_to), from a folder or a URL.
+
+Only the creation of a copy imports torch.
+"""
 
 import os
 from pathlib import Path
@@ -11,9 +14,10 @@ from lockstep.system.redaction import redact
 
 
 def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
-    """Return a section whose files are a copy on this node, made by its first rank, and a remark for errors.
+    """Return a section whose files are a copy on this node, and a message for errors.
 
-    Every rank must call it. Raises ConfigError on all ranks.
+    The first rank of the node creates the copy. Every rank must call it. Raises ConfigError on all
+    ranks.
     """
     from lockstep.assembly.agreement import together
     from lockstep.distributed.collectives import gather_objects
@@ -52,7 +56,10 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
 
 
 def _files(section: Data, root: str, origin: str) -> copying.Files:
-    """Return the files of a section. Behind a URL, changes are found by what its listing tells."""
+    """Return the files of a section.
+
+    For a URL, changes are detected from its listing.
+    """
     if not section.is_remote:
         from fsspec.implementations.local import LocalFileSystem
 

@@ -1,6 +1,7 @@
-"""A record of the images of a run, for when the run is used again: names, targets, groups, splits and contents.
+"""A record of the images of a run, which is compared when the run is used again.
 
-Contents are the sizes of all files, and hashes of parts of some.
+It contains names, targets, groups, splits and contents. Contents are the sizes of all files, and
+hashes of parts of some files.
 """
 
 import contextlib
@@ -25,18 +26,26 @@ from lockstep.system.wording import join_names, plural
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
-# class_names; names and targets of each split; groups, if known; contents, if images are files
+# A record has class_names, names and targets of each split, groups if known, and contents if images
+# are files.
 Record = dict[str, Any]
-Contents = tuple[dict[str, int], dict[str, str]]  # bytes of files, and hashes of some, by name
-# files: of other images, each differs; sizes show the single ones that were replaced
+# Contents are the bytes of each file, and hashes of some files, by name.
+Contents = tuple[dict[str, int], dict[str, str]]
+# Hashes of this many files detect a data set of other images, where every file differs. Sizes
+# detect single files that were replaced.
 NUM_HASHED = 1000
 SPLITS = ("train", "val", "test")
-PART = 4096  # bytes at the start, in the middle and at the end of a file: a page of a disk each
-NUM_THREADS = 16  # which wait for a network
+# Bytes at the start, in the middle and at the end of a file are hashed: one disk page each.
+PART = 4096
+NUM_THREADS = 16  # number of threads, which wait for a network
 
 
 class Overlap(NamedTuple):
-    """Names that other images share with a run: those trained on, sorted, and some whose files have other contents."""
+    """Names that other images share with a run.
+
+    `trained` has the sorted names of images it was trained on. `replaced` has the names of files
+    known to have other contents.
+    """
 
     num_trained: int
     trained: list[str]
@@ -49,9 +58,10 @@ def keep(here: Session, images: Splits, run: RunFolder) -> None:
 
 
 def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
-    """Check that images are those of the run; with changed_data=accept, print the changes instead.
+    """Check that images are those of the run. Every rank must call it.
 
-    A run that `is_new` may have no record. Every rank must call it. Raises ConfigError.
+    With changed_data=accept, print the changes instead. A run that `is_new` may have no record.
+    Raises ConfigError.
     """
 
     def work() -> None:
@@ -64,7 +74,8 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
         text = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
         if before is not None and len(before["class_names"]) != len(now["class_names"]):
             raise ValueError(
-                f"{text}. Its network has a different number of outputs: restore the data, or train a new run"
+                f"{text}. Its network has a different number of outputs: restore the data, "
+                "or train a new run"
             )
         if here.config.changed_data == "refuse":
             raise ValueError(
@@ -76,7 +87,10 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
 
 
 def record_of(images: Splits) -> dict[str, Any]:
-    """Return class names, names, targets and groups of each split, and the contents of files."""
+    """Return the record of images.
+
+    It has the class names, the names, targets and groups of each split, and the contents of files.
+    """
     parts, record = images.parts, dict[str, Any](class_names=list(images.class_names))
     for split, part in parts.items():
         record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
@@ -99,8 +113,9 @@ def _write(run: RunFolder, record: dict[str, Any]) -> None:
 def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     """Compare images with those of a run, by name and contents.
 
-    Returns None if they are its own, which may have changed and are left to `compare`: all names
-    are the same, and at most half of the files have other contents; or if they were not recorded.
+    Returns None if the images are those of the run. All names are then the same, and at most half
+    of the files have other contents. The images may still have changed, which `compare` checks.
+    Also returns None if the run has no record.
     """
     before = read(run)
     if before is None:
@@ -113,7 +128,7 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     )
     replaced = _replaced_names(known, now)
     if 2 * len(replaced & compared) > len(compared):
-        trained &= compared  # of the others only the sizes are the same
+        trained &= compared  # For the other files, only the sizes are the same.
     elif names == _named_rows(before).keys():
         contents = "most contents" if replaced else "contents"
         basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
@@ -127,8 +142,11 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
 
 
 def differences(before: Record, now: Record) -> list[str]:
-    """Describe each kind of change from one record to another, with a count and an example; empty without changes."""
-    # of old runs contents and groups lack
+    """Describe each type of change from one record to another, with a count and an example.
+
+    The result is empty without changes.
+    """
+    # Records of old runs lack contents and groups.
     if all(before[key] == now[key] for key in before.keys() & now.keys()):
         return []
     found: list[str] = []
@@ -163,18 +181,24 @@ def differences(before: Record, now: Record) -> list[str]:
 
 
 def known_splits(run: RunFolder) -> dict[str, str] | None:
-    """Return the split of each image in the record of a run, by name; None without a record. Raises ValueError."""
+    """Return the split of each image in the record of a run, by name.
+
+    Returns None without a record. Raises ValueError if the record is damaged.
+    """
     record = read(run)
     return record and {name: split for name, (split, *_) in _named_rows(record).items()}
 
 
 def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
-    """Return split, target, a class by its name, and known group of each image."""
+    """Return the split, the target and the known group of each image.
+
+    A target that is a class is given by its name.
+    """
     classes: Any = list(record["class_names"])
     rows: dict[str, tuple[str, Any, str | None]] = {}
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
-        every = [None] * len(names)  # a Dataset has no targets here
+        every = [None] * len(names)  # A Dataset has no targets here.
         groups = record.get("groups", {}).get(split) or every
         for name, target, group in zip(names, targets or every, groups, strict=True):
             is_class = isinstance(target, int) and 0 <= target < len(classes)
@@ -183,7 +207,11 @@ def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
 
 
 def contents_of(table: "ImageTable") -> Contents:
-    """Read parts of NUM_HASHED files, the same of a data set and most of a part of it; those that can be read."""
+    """Return the sizes of all files, and hashes of parts of NUM_HASHED files.
+
+    The choice is the same for the same data set, and mostly the same for a subset of it. Files that
+    cannot be read have no hash.
+    """
     sizes = dict(zip(table.names, table.states[:, 0].tolist(), strict=True))
     chosen = heapq.nsmallest(
         NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name)
@@ -205,7 +233,10 @@ def _hash(path: str, size: int) -> str | None:
 
 
 def _contents(record: Record) -> Contents:
-    """Return the contents in a record; empty for images without files, and in records of earlier versions."""
+    """Return the contents in a record.
+
+    They are empty for images without files, and in records of earlier versions.
+    """
     contents = record.get("contents", {"sizes": [], "hashes": {}})
     names = [name for split in SPLITS for name in record[split]["names"]]
     return dict(zip(names, contents["sizes"], strict=bool(contents["sizes"]))), contents["hashes"]
@@ -220,15 +251,19 @@ def _replaced_names(before: Contents, now: Contents) -> set[str]:
 
 
 def read(run: RunFolder) -> Record | None:
-    """Read the record of a run; None without one. Raises ValueError if it is damaged."""
+    """Read the record of a run, or return None without one.
+
+    Raises ValueError if it is damaged.
+    """
     try:
         if not run.images.exists():
             return None
         record = read_json(run.images)
-        _named_rows(record)  # JSON of another kind
+        _named_rows(record)  # These calls fail for JSON of another structure.
         _replaced_names(_contents(record), ({}, {}))
         return record
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{display_path(run.images)} cannot be read ({error}): delete it, and add changed_data=accept"
+            f"{display_path(run.images)} cannot be read ({error}): delete it, "
+            "and add changed_data=accept"
         ) from error

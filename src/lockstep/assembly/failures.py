@@ -1,4 +1,4 @@
-"""What ended a run, and what to change in it."""
+"""Explain what ended a run, and what to change in it."""
 
 from bdb import BdbQuit
 
@@ -15,7 +15,11 @@ ADVICE = (
 
 
 def explain(error: Exception, folder: RunFolder, world: World) -> str | None:
-    """Explain a bad loss, its samples after a blank line; the end of a debugger; a lack of memory or disk space."""
+    """Explain the error that ended a run, or return None for other errors.
+
+    It explains a bad loss, with its samples after a blank line. It also explains the end of a
+    debugger, and a lack of memory or disk space.
+    """
     if isinstance(error, NonFiniteGradient):
         return str(error)
     if isinstance(error, NonFiniteLoss):

@@ -1,8 +1,9 @@
-"""Features of a frozen network: computed once for each image, by all workers, and kept in the cache of the images.
+"""Features of a frozen network, computed once for each image by all workers.
 
-A network, with its weights and precision, has a file `<cache>/features-<name>-<hash>.npy` with a
-record for each image: the digest of its pixels as the network sees them, and the input of the head.
-Images that it lacks are added to it.
+They are kept in the cache of the images. A network, with its weights and precision, has a file
+`<cache>/features-<name>-<hash>.npy` with a record for each image. A record contains the digest of
+the pixels that the network receives, and the input of the head. Images that are not in the file are
+added to it.
 """
 
 import contextlib
@@ -41,9 +42,10 @@ from lockstep.runs.files import atomic_file
 from lockstep.system.terminal import say, terminal
 from lockstep.system.wording import plural, size_text
 
-FORMAT = 1  # increased when the same network gives other features
-CHUNK = 64  # images of a pass, on any number of workers
-FREE_KEYS = ("pretrained", "head_only", "frozen_norms")  # change no feature of the same weights
+FORMAT = 1  # Increase this when the same network gives other features.
+CHUNK = 64  # images of a forward pass, on any number of workers
+# These keys change no feature of the same weights.
+FREE_KEYS = ("pretrained", "head_only", "frozen_norms")
 
 T = TypeVar("T")
 
@@ -60,7 +62,7 @@ class FrozenFeatures(L.Callback):
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Serve features in float32 to what comes after a training in another precision."""
+        """Serve features in float32 for the steps after a training in another precision."""
         end_training_precision(trainer, pl_module)
         if self._here.precision not in ("float32", "float64"):
             self._serve(
@@ -71,12 +73,15 @@ class FrozenFeatures(L.Callback):
     def _serve(
         self, trainer: L.Trainer, module: L.LightningModule, here: Session, names: Iterable[str]
     ) -> None:
-        """Compute the features that the cache lacks; a stop keeps those that were computed.
+        """Compute the features that the cache lacks, and serve them.
 
-        Raises ConfigError on all ranks if the data, the batches, the network or the cache do not
-        allow it.
+        If a stop is requested, the features computed so far are kept. Raises ConfigError on all
+        ranks if the data, the batches, the network or the cache do not allow it.
         """
-        config, data = here.config, trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        config, data = (
+            here.config,
+            trainer.datamodule,  # pyright: ignore[reportAttributeAccessIssue]
+        )
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
         pixels = {name: data.splits.parts[name].pixels for name in names}
@@ -103,7 +108,7 @@ class FrozenFeatures(L.Callback):
             for row, digest in enumerate(part)
         }
         callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        # lockstep verify has none
+        # There is no such callback in `lockstep verify`.
         stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)
         with contextlib.ExitStack() as held:
             _on_disk(
@@ -122,7 +127,8 @@ class FrozenFeatures(L.Callback):
                     ),
                     None,
                 )
-                # without a checkpoint: that of a resumed run is not loaded completely
+                # This stop saves no checkpoint, because that of a resumed run is not loaded
+                # completely.
                 if stop and request:
                     raise stop.stopped(request)
                 table = _on_disk(path, lambda path: _read(path, record), fresh)
@@ -141,7 +147,10 @@ def _refusal(problem: str) -> ConfigError:
 
 
 def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]:
-    """Return the type of a record. Raises ConfigError unless the outputs of the network are those of its head."""
+    """Return the dtype of a record.
+
+    Raises ConfigError unless the outputs of the network are those of its head.
+    """
     assert isinstance(module.net, TakesFeatures)
     outputs, layers = (
         list[Tensor](),
@@ -160,14 +169,15 @@ def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]
 
 
 def _path(here: Session, module: Classifier) -> Path | None:
-    """Return the file of the features of a network; None without a cache."""
+    """Return the file of the features of a network, or None without a cache."""
     net, section = module.net, here.config.model
     assert isinstance(net, TakesFeatures)
     cache = together(here.config.data.resolve_paths).arguments().get("cache")
     given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
     code = hashlib.blake2b(digest_size=8)
     code.update(
-        f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} {module.layout}".encode()
+        f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} "
+        f"{module.layout}".encode()
     )
     for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
         if not name.startswith(f"{net.feature_head}."):
@@ -177,7 +187,10 @@ def _path(here: Session, module: Classifier) -> Path | None:
 
 
 def _on_disk(path: Path | None, work: Callable[[Path], T], otherwise: T) -> T:
-    """Return `work(path)`, and `otherwise` without a path. Every rank must call it. Raises ConfigError on all ranks."""
+    """Return `work(path)`, or `otherwise` without a path. Every rank must call it.
+
+    Raises ConfigError on all ranks.
+    """
 
     def explained() -> T:
         try:
@@ -197,9 +210,12 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def _read(path: Path, record: np.dtype[Any]) -> NDArray[Any]:
-    """Map the records into memory; none if there is no file of them, or if another user could have written it."""
+    """Map the records of a file into memory.
+
+    There are none if the file does not exist, or if another user could have written it.
+    """
     if is_trusted(path):
-        with contextlib.suppress(ValueError, EOFError):  # not a file of NumPy
+        with contextlib.suppress(ValueError, EOFError):  # The file may not be a file of NumPy.
             found = np.load(path, mmap_mode="c")
             if found.dtype == record:
                 return found
@@ -219,7 +235,10 @@ def _head_inputs(module: Classifier, images: Tensor) -> Tensor:
 
 
 def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
-    """Return the digest of the pixels of each image of each split, of which every rank reads a part."""
+    """Return the digests of the pixels of all images of each split.
+
+    Every rank reads a part of the images.
+    """
     runs = [
         (name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)
     ]
@@ -251,10 +270,10 @@ def _compute(
     path: Path | None,
     requested: Callable[[], int],
 ) -> tuple[NDArray[Any], int]:
-    """Compute the records of the `missing` images up to a request to stop, and return it. Every rank must call it.
+    """Compute the records of the `missing` images, up to a request to stop.
 
-    In a round each rank computes a chunk. A rank that neither writes the records nor serves them
-    from memory has none.
+    Returns the records and the request. Every rank must call it. In a round each rank computes a
+    chunk. The result has no records on a rank that neither writes them nor serves them from memory.
     """
     chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
     size, is_shown = CHUNK * here.world_size, here.rank == 0 and not here.config.silent
@@ -262,7 +281,10 @@ def _compute(
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
     width = record["values"].shape[0]
     if is_shown:
-        text = f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: {width:,} numbers each"
+        text = (
+            f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: "
+            f"{width:,} numbers each"
+        )
         say(terminal(), f"Features of {text}, into {path or 'memory'} ({size_text(table.nbytes)})")
 
     def read(chunk: list[bytes]) -> Tensor:

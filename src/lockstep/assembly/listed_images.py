@@ -1,4 +1,7 @@
-"""The image files of a folder or list, not decoded, for copies, other images and commands that look at them."""
+"""The image files of a folder or list, not decoded.
+
+They serve copies, comparisons with other images, and commands that inspect the files.
+"""
 
 import contextlib
 import statistics
@@ -14,8 +17,10 @@ from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Fold, Kept, Splits
 
-MUCH_LARGER = 4  # times the size of the input: each of its pixels is the mean of 16 pixels, or more
-# of the input of most pretrained networks; images of less than half of it stay small
+# An image this many times larger than the input counts as much larger: each pixel of the input is
+# the mean of at least 16 pixels.
+MUCH_LARGER = 4
+# Most pretrained networks have an input of this size. Images of less than half of it stay small.
 PRETRAINED_SIZE = 224
 
 
@@ -24,9 +29,9 @@ def files_of(
 ) -> Decoding:
     """Return the image files of a folder or list, not decoded.
 
-    Unless `is_cut`, they have only the splits of their own. Data that `is_other` than that of a run
-    may have one class, and images without a group. Images whose name is in `kept` stay in that
-    split.
+    Unless `is_cut`, the images have only the splits that the source defines. If the data `is_other`
+    than that of a run, it may have a single class, and images without a group. Images whose name is
+    in `kept` stay in that split.
     """
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
@@ -45,7 +50,10 @@ def files_of(
 
 
 def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
-    """Return rows of a header: how photographs are seen, and how much a new run shrinks its `images`."""
+    """Return header rows that describe the preprocessing.
+
+    The second row describes how much a new run shrinks its `images`.
+    """
     view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
     scale = config.augment.random_resized_crop.scale
     parts = (
@@ -58,7 +66,10 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
 
 
 def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
-    """Describe how much images with these shorter sides are shrunk, and how to keep more; empty if it is little."""
+    """Describe how much images with these shorter sides are shrunk, and how to keep more.
+
+    The text is empty if they are shrunk little.
+    """
     side, median = min(view.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
     if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
         return ""
@@ -66,7 +77,7 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
     network = (
         "" if config.has_own_module or arguments.get("pretrained") else "experiment=finetune, or "
     )
-    # small: of images up to 64 pixels
+    # The small stem is for images of up to 64 pixels.
     stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""
     return (
         f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
@@ -74,10 +85,13 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
 
 
 def _shorter_sides(images: Splits) -> list[int]:
-    """Read the shorter sides of up to 32 training images, evenly spaced, from the headers of their files."""
+    """Read the shorter sides of up to 32 training images from the headers of their files.
+
+    The images are evenly spaced.
+    """
     names, sides = images.train.names, list[int]()
     for name in names[:: -(-len(names) // 32)]:
-        # broken images are reported where they are decoded
+        # Broken images are reported where they are decoded.
         with contextlib.suppress(Exception), open_image(f"{images.folder}/{name}") as image:
             sides.append(min(image.size))
     return sides

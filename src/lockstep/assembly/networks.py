@@ -1,4 +1,7 @@
-"""The network of a run with its task, optimizer, schedule and layout, built from the configuration."""
+"""The network of a run with its task, optimizer, schedule and layout.
+
+All of them are built from the configuration.
+"""
 
 import contextlib
 import copy
@@ -35,20 +38,22 @@ if TYPE_CHECKING:
     from lockstep.models.graphs import GraphedModule
 
 AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-# times smaller than the images a network was made for: its last maps have few pixels left
+# On images this many times smaller than those a network was made for, its last feature maps have
+# few pixels left.
 MUCH_SMALLER = 4
 
 
 def classifier(
     session: Session, image_format: ImageFormat, *, total_steps: int, is_trained: bool = False
 ) -> Classifier:
-    """Build the network of the run for `total_steps` of training; initial weights depend only on the seed.
+    """Build the network of the run for `total_steps` of training. Every rank must call it.
 
-    Every rank must call it. Raises ConfigError.
+    The initial weights depend only on the seed. Raises ConfigError.
     """
     config = session.config
     if session.shards is not None:
-        # a kernel rounds by its number of threads: several parts compute at once instead
+        # The rounding of a kernel depends on its number of threads, so several parts compute at
+        # once instead.
         torch.set_num_threads(1)
     torch.manual_seed(seed_of(config.seed, "weights"))
     shape, num_outputs = image_format.image_shape, len(image_format.class_names)
@@ -98,16 +103,16 @@ def classifier(
             recipe=recipe,
             execution=execution,
         )
-    # Lightning widens to float64 only after it has loaded a checkpoint, which would round that to
-    # float32
+    # Lightning widens to float64 only after it has loaded a checkpoint, which would round the
+    # checkpoint to float32.
     return module.double() if session.precision == "float64" else module
 
 
 def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise ConfigError if a layer draws random numbers in a function call: they would depend on the rank.
+    """Raise ConfigError if a layer draws random numbers in a function call.
 
-    It tries a copy of the network with two images. A network that cannot be copied, or does not run
-    on a CPU, is not checked.
+    Such numbers would depend on the rank. The check runs a copy of the network on two images. A
+    network that cannot be copied, or does not run on a CPU, is not checked.
     """
     with (
         build.section_errors(config, "model"),
@@ -122,7 +127,8 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
                 Error(
                     "unsupported",
                     f"model._target_={config.model.target}",
-                    f": the layer {layer} draws random numbers by a function, for each worker others",
+                    f": the layer {layer} draws random numbers by a function, "
+                    "for each worker others",
                     "use nn.Dropout or nn.Dropout2d",
                 )
             )
@@ -131,7 +137,10 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
 def parameter_rules(
     config: Config, net: nn.Module, task: nn.Module, num_outputs: int
 ) -> list[ParameterRule]:
-    """Build the rules of `parameters`. Raises ConfigError for one without effect, and if nothing is trained."""
+    """Build the rules of `parameters`.
+
+    Raises ConfigError for a rule without effect, and if no parameter is trained.
+    """
     sections = {
         name: section.model_dump()
         for name, section in config.parameters.items()
@@ -198,7 +207,7 @@ def _recipe(
     *,
     is_trained: bool,
 ) -> Recipe:
-    """Build optimizer and schedule of a network; try them if it `is_trained`.
+    """Build the optimizer and the schedule of a network, and try them if it `is_trained`.
 
     The training calls them again, for its parameter groups.
     """
@@ -226,7 +235,7 @@ def _recipe(
 
 
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
-    """Build the metrics by name, with those arguments of the task that they take."""
+    """Build the metrics by name, with those arguments of the task that they accept."""
     metrics: dict[str, Metric] = {}
     for name, section in config.task.metrics.items():
         if section is None:
@@ -252,12 +261,15 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
 
 
 def _grapher(session: Session) -> "type[GraphedModule] | None":
-    """Return what replays the steps of a training as CUDA graphs, if all workers can and the network allows it."""
+    """Return the class that replays training steps as CUDA graphs.
+
+    Returns None unless all workers support it and the network allows it.
+    """
     config = session.config
     is_wanted = (
         is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
     )
-    # gloo exchanges statistics in host memory
+    # Gloo reduces statistics in host memory.
     can = session.world_size == 1 or dist.get_backend() == "nccl"
     is_plain = not config.compile and session.shards is None
     if not (is_wanted and can and session.device.type == "cuda" and is_plain):
@@ -268,16 +280,19 @@ def _grapher(session: Session) -> "type[GraphedModule] | None":
 
 
 def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
-    """Choose the layout of the network, the same on every rank: DDP adds up gradients as they lie in memory."""
+    """Choose the layout of the network, the same on every rank.
+
+    DDP adds up gradients in the order in which they are laid out in memory.
+    """
     faulty = None
     if session.device.type == "cpu" and torch.backends.mkldnn.is_available():
         has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
         num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
         faulty = layout.faulty_convolution(net, session.precision, num_written)
-    # "" is the network itself
+    # The name "" is the network itself.
     faulty = next((name for name in gather_objects(faulty) if name is not None), None)
     memory_format = session.config.trainer.memory_format
-    # a forward pass is safe
+    # A forward pass is safe.
     if memory_format == "channels_last" and faulty is not None and is_trained:
         raise ConfigError(
             Error(

@@ -1,4 +1,4 @@
-"""The device of a rank, and the number format of a run that is chosen for it."""
+"""The device of a rank, and the precision of a run that is chosen for it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,22 +14,29 @@ from lockstep.models.classifier import Classifier
 from lockstep.system.hardware import keep_freed_memory
 from lockstep.system.launcher import World
 
-# the first compute capabilities with float16 products, and with bfloat16 and TF32
+# The first compute capabilities with float16 products, and with bfloat16 and TF32.
 VOLTA, AMPERE = (7, 0), (8, 0)
 
 
 def lightning_precision(precision: str, *, is_own: bool) -> str:
-    """Return Lightning's name. bfloat16 there is only for custom modules (`is_own`): the classifier has an autocast."""
+    """Return Lightning's name of a precision.
+
+    Lightning's bfloat16 is only for custom modules (`is_own`), because the classifier has an
+    autocast.
+    """
     if precision == "float64":
         return "64-true"
     return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"
 
 
 def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
-    """Return the precision to compute in, and the reason. Raises ConfigError if the device does not have it."""
+    """Return the precision to compute in, and the reason.
+
+    Raises ConfigError if the device does not support it.
+    """
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    if precision == "tf32" and unit is None:  # both came with the same GPUs
+    if precision == "tf32" and unit is None:  # bfloat16 and TF32 came with the same GPUs.
         raise ConfigError(
             Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32")
         )
@@ -45,7 +52,7 @@ def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
 
 
 def bfloat16_unit(device: torch.device) -> str | None:
-    """Return the name of the unit of a device that computes bfloat16; None without one."""
+    """Return the name of the unit of a device that computes bfloat16, or None without one."""
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
@@ -60,11 +67,11 @@ def bfloat16_unit(device: torch.device) -> str | None:
 
 
 def set_tf32(is_on: bool) -> None:
-    """Let float32 products and convolutions of this process round their factors to TF32, or not.
+    """Set whether float32 products and convolutions of this process round their factors to TF32.
 
-    torch allows it for convolutions by default. It has two kinds of switches, and raises if one
-    kind is read after the other was set. Lightning 2.6 and torch's compiler read the older, so the
-    newer are reset (torch 2.15).
+    torch allows it for convolutions by default. torch has two types of switches, and raises an
+    error if one type is read after the other was set. Lightning 2.6 and torch's compiler read the
+    older ones, so the newer ones are reset (torch 2.15).
     """
     torch.backends.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
     torch.backends.cudnn.fp32_precision = "none"
@@ -73,7 +80,10 @@ def set_tf32(is_on: bool) -> None:
 
 
 def end_training_precision(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Let a module compute in float32 from now on, or in float64 if its weights are: the same on every machine."""
+    """Make a module compute in float32 from now on, or in float64 if its weights are float64.
+
+    The result is the same on every machine.
+    """
     set_tf32(False)
     if isinstance(module, Classifier):
         module.autocast = None
@@ -83,12 +93,12 @@ def end_training_precision(trainer: L.Trainer, module: L.LightningModule) -> Non
 
 @contextlib.contextmanager
 def keep_float32() -> Iterator[None]:
-    """Restore after the block how torch multiplies float32; see `set_tf32`.
+    """Restore the settings by which torch multiplies float32 after the block.
 
-    Older switches that torch refuses to read are skipped.
+    See `set_tf32`. Older switches that torch does not allow to read are skipped.
     """
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    # parts come after what contains them
+    # Switches come after the switches that contain them.
     switches: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
     switches += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
     before = [switch.fp32_precision for switch in switches]
@@ -110,13 +120,19 @@ def keep_float32() -> Iterator[None]:
 
 
 def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
-    """Return the device of this process, made torch's current one; its memory is kept on a CPU."""
+    """Return the device of this process, and make it torch's current one.
+
+    On a CPU, freed memory is kept by the process.
+    """
     if not gpus:
         keep_freed_memory()
         return torch.device("cpu")
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
-        problem = f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?)"
+        problem = (
+            f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, "
+            "or an old driver?)"
+        )
         raise RuntimeError(
             f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none."
         )

@@ -17,9 +17,9 @@ from lockstep.system.terminal import say, terminal
 
 
 def load_pretrained(session: Session, net: nn.Module) -> None:
-    """Load the pretrained weights of a network, if it has any, on rank 0; DDP broadcasts the parameters.
+    """Load the pretrained weights of a network, if any, on rank 0. Every rank must call it.
 
-    Every rank must call it. Raises ConfigError on all ranks if the weights are not available.
+    DDP broadcasts the parameters. Raises ConfigError on all ranks if the weights are not available.
     """
     load_weights = origin_of(net).load
     if load_weights is not None:
@@ -30,12 +30,15 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         if session.rank == 0 and texts and not session.config.silent:
             say(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
-        # those of batch norm: DDP broadcasts no buffers here
+        # These are the statistics of batch norms, because DDP broadcasts no buffers here.
         net.load_state_dict(statistics, strict=False)
 
 
 def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
-    """Load the pretrained weights of the network into the cache of its library. Returns False without any."""
+    """Load the pretrained weights of the network into the cache of its library.
+
+    Returns False if there are none.
+    """
     with build.section_errors(config, "model"):
         load = origin_of(
             build.build(config.model, in_channels=in_channels, num_classes=num_classes)
@@ -46,11 +49,13 @@ def fetch_weights(config: Config, in_channels: int, num_classes: int) -> bool:
 
 
 def download(session: Session) -> None:
-    """Bring the weights of a library into its cache before images are decoded. Every rank must call it.
+    """Download the weights of a library before images are decoded. Every rank must call it.
 
     Raises ConfigError on all ranks if they are not available.
     """
-    with torch.random.fork_rng(devices=[]):  # the network of the training draws what it drew before
+    # The random state is restored, so that the network of the training draws the same numbers as
+    # without a download.
+    with torch.random.fork_rng(devices=[]):
         together(
             lambda: (
                 session.rank == 0 and fetch_weights(session.config, in_channels=3, num_classes=1000)
@@ -62,7 +67,7 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
     try:
         with torch.random.fork_rng(devices=[]):
             return load()
-    except Exception as error:  # of a library or of custom code
+    except Exception as error:  # A library or custom code can raise any error.
         text = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(
             f"model.{_setting(config)}: cannot load the weights ({text}): "
@@ -80,7 +85,10 @@ def _setting(config: Config) -> str:
 
 
 def _view(config: Config) -> str | None:
-    """Return how images are prepared for weights of a file, which may have been trained on others."""
+    """Describe how images are preprocessed for weights of a file.
+
+    The weights may have been trained with other preprocessing.
+    """
     model, data = config.model.arguments(), config.data.arguments()
     if not (is_ours(config.model.target) and isinstance(model.get("pretrained"), str)):
         return None

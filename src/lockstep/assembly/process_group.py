@@ -35,11 +35,11 @@ def join(
     world: World,
     folder: RunFolder | None = None,
 ) -> None:
-    """Enter the process group of the job, unless this process is in it already.
+    """Enter the process group of the job, unless this process is already in it.
 
-    Processes of srun meet at the address that rank 0 writes into `folder`, which all of them can
-    read; without one, on a port that follows from the numbers of job and step. Raises ConfigError
-    if this machine lacks the network of strategy.interface, or the port is taken.
+    Processes of srun connect to the address that rank 0 writes into `folder`, which all of them can
+    read. Without a folder they use a port that follows from the numbers of job and step. Raises
+    ConfigError if this machine lacks the network of strategy.interface, or the port is taken.
     """
     if dist.is_initialized():
         return
@@ -57,21 +57,27 @@ def join(
             rank=world.rank,
             world_size=world.world_size,
             timeout=timeout,
-            device_id=device if backend == "nccl" else None,  # else NCCL guesses, and warns
+            # Without a device, NCCL guesses one and warns.
+            device_id=device if backend == "nccl" else None,
         )
-        collectives.connect(timeout, num_cores())  # all have joined: the meeting can end
+        collectives.connect(timeout, num_cores())  # All ranks have joined, so the store can end.
 
 
 def meet(config: Config, workers: Workers, world: World, folder: RunFolder | None) -> None:
-    """`join` the process group of an outer launcher; exit with one line if ranks are missing."""
+    """Call `join` for the workers of an outer launcher.
+
+    Exits with a one-line message if ranks are missing.
+    """
     try:
         join(config, workers, world, folder)
     except RuntimeError as error:
         if not collectives.is_lost_rank(error) and not collectives.is_missing_rank(error):
             raise
         text = (
-            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting for the others "
-            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, or they cannot reach each "
+            f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting "
+            "for the others "
+            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, "
+            "or they cannot reach each "
             f"other. See their output.\n{error}"
         )
         if folder is not None:
@@ -81,7 +87,10 @@ def meet(config: Config, workers: Workers, world: World, folder: RunFolder | Non
 
 
 def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
-    """Raise ConfigError on all ranks if only some have a GPU: no backend would connect them."""
+    """Raise ConfigError on all ranks if only some have a GPU.
+
+    No backend would connect them.
+    """
     is_cpu = device.type == "cpu"
     if is_cpu:
         store.set("host without GPU", socket.gethostname())
@@ -93,7 +102,7 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
         host = store.get("host without GPU").decode()
         if store.add("readers", 1) == world.world_size:
             store.set("all have read", "")
-        if world.rank == 0:  # the store ends with this process
+        if world.rank == 0:  # The store ends with this process.
             store.get("all have read")
         raise ConfigError(
             Error(
@@ -109,10 +118,11 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
 def shared_folder(
     run: contextlib.AbstractContextManager[RunFolder], config: Config, world: World
 ) -> Iterator[RunFolder]:
-    """Return, on every rank of an outer launcher, the folder of a context that rank 0 enters.
+    """Enter the context `run` on rank 0, and return its folder on every rank.
 
-    The ranks have met. Raises ConfigError on all of them if their configurations differ, before
-    rank 0 enters, and when it does.
+    The ranks were started by an outer launcher and are connected. Raises ConfigError on all of them
+    if their configurations differ, before rank 0 enters the context. Also raises it on all of them
+    if the context does.
     """
     agree(config, world.world_size)
     path, errors = "", list[Error]()
@@ -129,10 +139,10 @@ def shared_folder(
 
 
 class JoinedEnvironment(LightningEnvironment):
-    """The rank of a process that is in its process group already.
+    """The rank of a process that is already in its process group.
 
-    Lightning's own environments read the launcher's variables again, each with rules of its own
-    (SLURM's rejects `srun --ntasks`), and requeue a job inside a signal handler.
+    Lightning's environments read the launcher's variables again, each with its own rules (SLURM's
+    rejects `srun --ntasks`). They also requeue a job inside a signal handler.
     """
 
     def __init__(self, world: World) -> None:
@@ -148,11 +158,11 @@ class JoinedEnvironment(LightningEnvironment):
 
     @override
     def set_world_size(self, size: int) -> None:
-        """Keep the launcher's."""
+        """Keep the world size of the launcher."""
 
     @override
     def set_global_rank(self, rank: int) -> None:
-        """Keep the launcher's, whose nodes may be in any order."""
+        """Keep the rank of the launcher, whose nodes may be in any order."""
 
     @override
     def local_rank(self) -> int:
@@ -164,11 +174,11 @@ class JoinedEnvironment(LightningEnvironment):
 
     @override
     def teardown(self) -> None:
-        """Keep the launcher's variables, which Lightning's own removes."""
+        """Keep the launcher's variables, which Lightning's environment removes."""
 
 
 def _choose_network(config: Config, world: World) -> None:
-    """Set the variables that gloo and NCCL read when the process group is made.
+    """Set the variables that gloo and NCCL read when the process group is created.
 
     Raises ConfigError if this machine lacks the network interface.
     """
@@ -180,9 +190,9 @@ def _choose_network(config: Config, world: World) -> None:
             Error("machine", f"strategy.interface={name}", problem, "use one of these, or null")
         )
     if name is not None:
-        # for NCCL eth1 matches eth10, too, and =eth1 does not
+        # For NCCL, eth1 also matches eth10, while =eth1 does not.
         os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
-    elif world.is_on_one_machine:  # else gloo listens on the network of the host name
+    elif world.is_on_one_machine:  # Otherwise gloo listens on the network of the host name.
         for loopback in {"lo", "lo0"}.intersection(interfaces):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
@@ -190,9 +200,13 @@ def _choose_network(config: Config, world: World) -> None:
 
 @contextlib.contextmanager
 def _open_store(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[Store]:
-    """Open the store through which the ranks find each other; torchrun has one."""
+    """Open the store through which the ranks find each other. torchrun provides one."""
     if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        yield next(dist.rendezvous("env://", timeout=timeout))[0]  # pyright: ignore[reportPrivateImportUsage]
+        yield next(
+            dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
+                "env://", timeout=timeout
+            )
+        )[0]
     elif world.address is None:
         yield _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world, timeout)
     elif folder is None:
@@ -211,7 +225,10 @@ def _open_store(world: World, folder: RunFolder | None, timeout: timedelta) -> I
 
 
 def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
-    """Open the store of rank 0, or connect to it; rank 0 takes a free port if `port` is 0."""
+    """Open the store on rank 0, or connect to it.
+
+    Rank 0 takes a free port if `port` is 0.
+    """
     try:
         listener = _listener(host, port, world) if world.rank == 0 else None
         return TCPStore(
@@ -238,8 +255,8 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
 def _listener(host: str, port: int, world: World) -> socket.socket | None:
     """Return the socket given to rank 0, or one on only the address of `host`.
 
-    None, for all addresses, if only this machine resolves `host` so: Debian maps its own name to
-    127.0.1.1.
+    Returns None, for all addresses, if only this machine resolves `host` to its address. Debian
+    maps the host name to 127.0.1.1.
     """
     if world.listener is not None:
         return socket.socket(fileno=world.listener)
@@ -251,7 +268,10 @@ def _listener(host: str, port: int, world: World) -> socket.socket | None:
 
 
 def _own_name() -> str:
-    """Return the name by which other machines find this one; loopback without one: then there are no other machines."""
+    """Return the name by which other machines find this one.
+
+    Returns loopback without a name, because then there are no other machines.
+    """
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
@@ -263,8 +283,8 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
     """Wait for the file of rank 0, and return its host and port."""
     deadline = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < deadline:
-        # listing the folder makes NFS query its server; it caches for a minute that the file does
-        # not exist
+        # Listing the folder makes NFS query its server. Otherwise NFS caches for a minute that the
+        # file does not exist.
         if path.name in os.listdir(path.parent):
             with contextlib.suppress(FileNotFoundError):
                 host, port = path.read_text().split()

@@ -10,13 +10,13 @@ from pathlib import Path
 from lockstep.config.errors import Error, file_error
 from lockstep.runs.naming import display_path
 
-# parts of the errors, other than torch.OutOfMemoryError, by which torch reports missing memory
+# Missing memory is reported by torch.OutOfMemoryError, or by errors that contain these texts.
 OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDAn error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-# and missing shared memory
+# Errors with these texts report missing shared memory.
 OF_SHARED_MEMORY = (
     *(
         "unable to allocate shared memory",
@@ -25,21 +25,23 @@ OF_SHARED_MEMORY = (
     ),
     "out of shared memory",
 )
-# the readable part of an allocator's message
+# This is the readable part of an allocator's message.
 REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")
 LESS_MEMORY = (
-    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, or keep images out of "
+    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, "
+    "or keep images out of "
     "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
 )
 
 
 def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
-    """Explain the lack of memory or disk behind `error` for `who`, a rank of the run in `folder`; None for others.
+    """Explain the lack of memory or disk space behind `error`, or return None for others.
 
-    An OSError without a file of the run is another error, unless a disk is full.
+    `who` is the rank of the run in `folder`. An OSError without a file of the run is another error,
+    unless a disk is full.
     """
     cause: BaseException | None = error
-    seen: set[int] = set()  # `raise error from error` makes a circle
+    seen: set[int] = set()  # `raise error from error` makes a circle.
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if is_of_memory(cause):
@@ -48,7 +50,8 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
         if isinstance(cause, RuntimeError) and any(part in str(cause) for part in OF_SHARED_MEMORY):
             return (
                 "not enough shared memory for images that are decoded ahead: "
-                "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, or data.memory=host"
+                "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, "
+                "or data.memory=host"
             )
         if isinstance(cause, OSError) and (text := _disk_error(cause, folder)):
             return text
@@ -57,7 +60,10 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
 
 
 def is_of_memory(error: BaseException) -> bool:
-    """Return True for the error of an allocator; torch's is recognized by its name, without importing torch."""
+    """Return True for the error of an allocator.
+
+    torch's error is recognized by its name, without importing torch.
+    """
     is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(
         part in str(error) for part in OF_MEMORY
     )
@@ -65,7 +71,10 @@ def is_of_memory(error: BaseException) -> bool:
 
 
 def write_obstacle(path: Path) -> Error | None:
-    """Return the error if nothing can be created at `path`, found by trying. Leaves nothing there."""
+    """Return the error if nothing can be created at `path`.
+
+    The check tries to create something, and leaves nothing there.
+    """
     folder = _nearest_existing(path)
     if not folder.is_dir():
         return Error(
@@ -84,7 +93,10 @@ def write_obstacle(path: Path) -> Error | None:
 
 
 def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
-    """Return the error if a folder, that of `key` if it is chosen, cannot be made, or others could replace it."""
+    """Return the error if a folder cannot be created, or if other users could replace it.
+
+    The folder is that of `key` if it is chosen, else the default.
+    """
     from lockstep.runs import gate
 
     try:
@@ -100,13 +112,19 @@ def _disk_error(error: OSError, folder: Path) -> str | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = _nearest_existing(path or folder)
         free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
-        text = f"the disk is full: {'a file' if path is None else display_path(path)} cannot be written, {free}"
+        text = (
+            f"the disk is full: {'a file' if path is None else display_path(path)} cannot be "
+            f"written, {free}"
+        )
         return f"{text}. Free some space and resume: earlier files are intact"
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():
-        return f"the run folder {display_path(folder)} is gone: it was removed or moved while the run wrote into it"
-    # an error of code, which needs its source line
+        return (
+            f"the run folder {display_path(folder)} is gone: "
+            "it was removed or moved while the run wrote into it"
+        )
+    # This is an error of code, which needs its source line.
     if isinstance(error, FileNotFoundError | FileExistsError):
         return None
     return f"{display_path(path)} cannot be written: {error.strerror}. Fix that, then resume"

@@ -46,16 +46,16 @@ T = TypeVar("T")
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
     """Load the data of a run, with this rank's shard. Every rank must call it.
 
-    Raises ConfigError if it cannot be read, or is not the data with which the run was begun.
-    `is_new`: it has no checkpoint, and may have no record of its data.
+    Raises ConfigError if the data cannot be read, or is not the data with which the run was
+    started. A run that `is_new` has no checkpoint, and may have no record of its data.
     """
-    # an evaluation writes to another folder
+    # An evaluation writes to another folder.
     images = splits(session, run, is_once=session.folder != run)
     refuse_unfit_images(session.config, images)
     data_record.compare(session, images, run, is_new=is_new)
     if session.folder == run:
         data_record.keep(session, images, run)
-    # for the record alone: they are large
+    # Only the record needs the files, which are large.
     return serve_images(session, replace(images, files=None))
 
 
@@ -157,7 +157,7 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
 def refuse_shared_groups(config: Config, images: Splits) -> None:
     """Raise ConfigError for a group or a file in two splits, unless that is accepted.
 
-    It would make an evaluation too good.
+    It would make an evaluation too optimistic.
     """
     files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
     if table is not None:
@@ -176,7 +176,8 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
                 Error(
                     "conflict",
                     "data.shared_groups=refuse",
-                    f"forbids {plural(len(shared), unit)} in both {one} and {other}, such as {example}",
+                    f"forbids {plural(len(shared), unit)} in both {one} and {other}, "
+                    f"such as {example}",
                     "move their images, or set data.shared_groups=accept",
                 )
             )
@@ -216,19 +217,19 @@ def serve_images(session: Session, images: Splits) -> ImageData:
 
 
 def _num_workers(session: Session, images: Splits) -> int:
-    """Return the number of processes that make images for this rank."""
+    """Return the number of processes that prepare images for this rank."""
     if session.config.data.num_workers != "auto":
         return session.config.data.num_workers
-    # to crop images that are kept costs little next to a training on the CPU
+    # Cropping cached images costs little compared with training on the CPU.
     has_spare_cores = session.device.type == "cuda" or is_streamed(images.train.pixels)
     return max(1, num_cores() // session.num_local) if has_spare_cores else 1
 
 
 def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits:
-    """Load the images of the run; those in its record stay in their splits. Raises ConfigError on all ranks.
+    """Load the images of the run, and keep recorded ones in their splits.
 
-    For an evaluation (`is_once`) each rank reads only images that it uses, and the checkpoint has
-    the statistics.
+    Raises ConfigError on all ranks. For an evaluation (`is_once`) each rank reads only the images
+    that it uses, and the checkpoint has the statistics.
     """
     kept = together(lambda: data_record.known_splits(run))
     loaded = once_a_node(
@@ -246,14 +247,14 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
 def once_a_node(
     section: Data, load: Callable[[Data], T], *, rank: int, local_rank: int, is_silent: bool
 ) -> T:
-    """Return `load(section)` once its files are where this node reads them. Every rank must call it.
+    """Return `load(section)` once its files are available on this node. Every rank must call it.
 
     Downloads go to data.root, on rank 0 first. Raises ConfigError on all ranks, with the errors of
     all nodes.
     """
     section = together(section.resolve_paths)
     is_first = local_rank == 0
-    # only the first process of a machine prints
+    # Only the first process of a machine prints.
     with (
         contextlib.redirect_stdout(io.StringIO())
         if is_silent or not is_first
@@ -266,7 +267,7 @@ def once_a_node(
             return readable(lambda: load(local), remark)
         loaded: list[T] = []
         if section.arguments().get("download"):
-            # a folder that all nodes share is filled once
+            # A folder that all nodes share is filled only once.
             for is_turn in (rank == 0, rank > 0 and is_first):
                 loaded += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
         return loaded[0] if loaded else readable(lambda: load(section))
@@ -275,8 +276,8 @@ def once_a_node(
 def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits:
     """Load the images of a source.
 
-    Raises ConfigError for parameters it does not take: those of an evaluation were not checked
-    before.
+    Raises ConfigError for parameters that the source does not accept. Those of an evaluation were
+    not checked before.
     """
     refuse_unfit_arguments(section)
     given = {
@@ -308,7 +309,7 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
 
 
 def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
-    """Return the images of a source; those of files are not decoded."""
+    """Return the images of a source. Images of files are not decoded."""
     if section.target not in OF_FILES:
         return seed_splits(source(section), seed), None
     from lockstep.assembly.listed_images import files_of
@@ -318,13 +319,13 @@ def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
 
 
 def refuse_unfit_arguments(section: Data) -> None:
-    """Raise ConfigError for arguments that a source does not take."""
+    """Raise ConfigError for arguments that a source does not accept."""
     if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
         raise ConfigError(*found)
 
 
 def seed_splits(splits: Splits, seed: int) -> Splits:
-    """Set the seed of a run in pixels that draw; others are unchanged."""
+    """Set the seed of a run in pixels that draw random numbers. Others are unchanged."""
 
     def part(images: Images) -> Images:
         pixels: Any = images.pixels
@@ -350,7 +351,10 @@ def image_format(data: ImageData) -> ImageFormat:
 def build_module(
     session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
 ) -> tuple[L.LightningModule, list[Callback]]:
-    """Build the module of the run without its trained weights, and the callbacks that must come first."""
+    """Build the module of the run without its trained weights.
+
+    Returns it with the callbacks that must come first.
+    """
     config = session.config
     if config.has_own_module:
         from lockstep.assembly import custom_module
@@ -358,7 +362,7 @@ def build_module(
         module, companion = custom_module.build_module(session, images, total_steps)
         return module, [companion]
     first: list[Callback] = []
-    if config.head_only is True:  # not for each_epoch
+    if config.head_only is True:  # The value each_epoch is not meant here.
         from lockstep.assembly.frozen_features import FrozenFeatures
 
         first.append(FrozenFeatures(session))
@@ -369,7 +373,10 @@ def build_module(
 
 
 class _LayerSync(ExactBatchNorm, LayerSync):
-    """The exact batch norms as a plugin of Lightning, which swaps them in before it wraps the model, and back."""
+    """The exact batch norms as a plugin of Lightning.
+
+    Lightning swaps them in before it wraps the model, and swaps them back afterwards.
+    """
 
 
 def lightning_trainer(
@@ -379,7 +386,10 @@ def lightning_trainer(
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> L.Trainer:
-    """Build a Trainer for `module` on the devices of the session, without Lightning's default callbacks."""
+    """Build a Trainer for `module` on the devices of the session.
+
+    It has none of Lightning's default callbacks.
+    """
     config = session.config
     strategy: Any = "auto"
     if session.is_distributed:
@@ -387,13 +397,15 @@ def lightning_trainer(
 
         strategy = internals.one_stream(
             on_wrapped=None if session.shards is not None else gradients.choose,
-            # here, because `devices` below rejects a GPU that two workers call by the same number
+            # The devices are set here, because `devices` below rejects a GPU that two workers call
+            # by the same number.
             parallel_devices=[torch.device("cuda", number) for number in session.gpus] or None,
             timeout=session.timeout,
-            broadcast_buffers=False,  # statistics have the same bits on all ranks already
+            broadcast_buffers=False,  # Statistics already have the same bits on all ranks.
             gradient_as_bucket_view=True,
             bucket_cap_mb=config.strategy.bucket_size_mib,
-            # with several optimizers each backward pass computes gradients of some parameters
+            # With several optimizers, each backward pass computes the gradients of some parameters
+            # only.
             find_unused_parameters=config.has_own_module and not module.automatic_optimization,
         )
     return L.Trainer(
@@ -401,8 +413,10 @@ def lightning_trainer(
         devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
-        precision=lightning_precision(session.precision, is_own=config.has_own_module),  # pyright: ignore[reportArgumentType]
-        deterministic=config.trainer.deterministic or None,  # False would import torch's compiler
+        precision=lightning_precision(  # pyright: ignore[reportArgumentType]
+            session.precision, is_own=config.has_own_module
+        ),
+        deterministic=config.trainer.deterministic or None,  # False would import torch's compiler.
         plugins=[_LayerSync(), _checkpoint_io(session), session.environment],
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
@@ -415,9 +429,11 @@ def lightning_trainer(
 
 
 def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
-    """Write the best and the last state behind a training on a GPU; on a CPU the thread would take the training's time.
+    """Return the plugin that writes checkpoints.
 
-    Loggers that upload a checkpoint read it as soon as it is saved.
+    On a GPU, a thread writes the best and the last state while the training continues. On a CPU the
+    thread would take time from the training. Loggers that upload a checkpoint read it as soon as it
+    is saved, so it is then written without the thread.
     """
     folder, loggers = session.folder, session.config.logger.values()
     is_read = any(

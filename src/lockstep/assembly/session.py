@@ -1,4 +1,7 @@
-"""One process of a job: its process group, device and precision, for training, evaluation and prediction."""
+"""One process of a job: its process group, device and precision.
+
+It is used for training, evaluation and prediction.
+"""
 
 import contextlib
 import sys
@@ -46,12 +49,12 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
-    held: contextlib.ExitStack  # closed at the end, also after an error
-    shards: "VirtualShards | None" = None  # of trainer.virtual_shards
+    held: contextlib.ExitStack  # It is closed at the end, also after an error.
+    shards: "VirtualShards | None" = None  # set by trainer.virtual_shards
 
     @property
     def is_distributed(self) -> bool:
-        """True with a process group, also one of a single process."""
+        """True with a process group, even if it has a single process."""
         return dist.is_initialized()
 
     @property
@@ -77,7 +80,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
     workers = resolve_workers(config)
     environment = LightningEnvironment()
     if world is not None:
-        # a single worker needs none
+        # A single worker needs no process group.
         from lockstep.assembly.process_group import JoinedEnvironment, join
 
         join(config, workers, world, folder)
@@ -86,7 +89,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
     device = chosen_device(config, workers.gpus, world)
     agree(config, world.world_size)
     choices = gather_objects(chosen_precision(config, device))
-    # GPUs may differ: what one of them lacks, no worker uses
+    # GPUs may differ. No worker uses a precision that one of them lacks.
     precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
     set_tf32(precision == "tf32")
     with contextlib.ExitStack() as held:
@@ -113,9 +116,10 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             session = replace(session, shards=shards)
         try:
             yield session
-        except ImageError as error:  # while streaming
+        except ImageError as error:  # It can be raised while images are streamed.
             raise ConfigError(*(Error("damaged", "", line) for line in error.errors)) from error
-        except MetricError as error:  # of a custom module, which logs during the training
+        # It is raised by a custom module, which logs during the training.
+        except MetricError as error:
             raise ConfigError(Error("failed", "", str(error))) from error
         except Exception as error:
             from lockstep.assembly.failures import explain
@@ -124,17 +128,18 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             if text is not None:
                 raise Refused(text) from error
             raise
-        # after a failure the group stays until the process ends: the failure must be recorded
-        # before others notice it
+        # After a failure the group stays until the process ends, because the failure must be
+        # recorded before other ranks notice it.
         if dist.is_initialized():
-            gather_objects(None)  # no rank exits while another still sends
+            gather_objects(None)  # No rank exits while another one still sends.
             collectives.leave()
 
 
 def checkpoint(session: Session, requested: Path) -> Chosen:
-    """Return the checkpoint that rank 0 finds: `requested`, or another one if that is damaged, which rank 0 prints.
+    """Return the checkpoint that rank 0 chooses. Every rank must call it.
 
-    Every rank must call it. Raises ConfigError on all ranks if none is whole.
+    It is the `requested` one, or another one if that is damaged, which rank 0 prints. Raises
+    ConfigError on all ranks if none is intact.
     """
     own_choice = together(
         lambda: (

@@ -1,4 +1,7 @@
-"""A trial of network, loss and metrics with two samples before the first step, with one-line errors."""
+"""A sanity check of network, loss and metrics with two samples before the first step.
+
+Errors are reported in one line.
+"""
 
 import contextlib
 import copy
@@ -19,11 +22,11 @@ from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
 
 NUM_SAMPLES = 2
-CHUNK = 4096  # targets checked in one call; they can be as large as images
+CHUNK = 4096  # Targets are checked in chunks of this size, because they can be as large as images.
 MAX_VALUES_SHOWN = 8  # values of a target
-# the split of each stage of a Trainer
+# This maps each stage of a Trainer to its split.
 STAGES = {"train": "train", "validate": "val", "test": "test"}
-# augmentations that `moved_targets` can repeat on targets that lie in the image, and others
+# Augmentations that `moved_targets` can repeat on targets that lie in the image, and others.
 MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
 OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup", "cutmix")
 
@@ -54,7 +57,7 @@ def try_out(here: Session, data: ImageData, module: Classifier) -> None:
 
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
-    """Raise ConfigError for an augmentation that the losses or the targets of the task do not support."""
+    """Raise ConfigError for an augmentation that the losses or the targets do not support."""
     target = config.task.target
     used = config.augment.used
     mixing = [name for name in used if name in ("mixup", "cutmix")]
@@ -68,7 +71,7 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
                 "set it to 0",
             )
         )
-    # they lie in the image
+    # These targets lie in the image.
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:
         can_move = type(task).moved_targets is not Task.moved_targets
         for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
@@ -92,7 +95,7 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
 def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
     """Raise ConfigError for targets that the task cannot learn with outputs like these (B, ...).
 
-    Targets of a Dataset, which are made on demand, are checked in each batch.
+    Targets of a Dataset, which are created on demand, are checked in each batch.
     """
     outputs = outputs.detach()[:0]
     parts = data.splits.parts
@@ -116,7 +119,7 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         refuse_unfit(config, module.task, outputs, split, batch.targets, names)
 
     for split, images in parts.items():
-        if len(images.targets) < images.pixels.shape[0]:  # of a Dataset
+        if len(images.targets) < images.pixels.shape[0]:  # The targets come from a Dataset.
             data.look_at_batch = check
         else:
             refuse_unfit(config, module.task, outputs, split, images.targets, images.names)
@@ -125,7 +128,10 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
 def refuse_unfit(
     config: Config, task: Task, outputs: Tensor, split: str, targets: Tensor, names: Sequence[str]
 ) -> None:
-    """Raise ConfigError with the first of the `targets` that the task cannot learn with outputs like these (0, ...)."""
+    """Raise ConfigError for the first of the `targets` that the task cannot learn.
+
+    `outputs` (0, ...) has the shape of the outputs of the network.
+    """
     good = torch.cat([task.fits(part, outputs) for part in targets.split(CHUNK)])
     bad = (~good).nonzero().flatten().tolist()
     if not bad:
@@ -164,7 +170,10 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
                 "return a tensor with a row for each",
             )
         )
-    shapes = f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} {tuple(batch.targets.shape)}"
+    shapes = (
+        f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} "
+        f"{tuple(batch.targets.shape)}"
+    )
     with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
@@ -178,7 +187,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     module.eval()
     scores = module.scores["val"]
     assert isinstance(scores, Scores)
-    scores.start(module.device)  # as every validation does
+    scores.start(module.device)  # Every validation starts like this.
     with torch.no_grad():
         outputs = module(batch.inputs)
         with _config_error(module, f"task._target_={config.task.target}", "cannot be evaluated"):
@@ -188,11 +197,14 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     except MetricError as error:
         raise ConfigError(Error("failed", "", str(error))) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
-        return  # two samples can be too few
+        return  # Two samples can be too few.
 
 
 def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
-    """Try an empty shard. Batch norms are in evaluation mode: they are made exact only when the training starts."""
+    """Try an empty shard.
+
+    Batch norms are in evaluation mode, because they become exact only when the training starts.
+    """
     module.eval()
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
@@ -209,9 +221,10 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
 
 @contextlib.contextmanager
 def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
-    """Turn any exception of custom code into a ConfigError of one line, with the exception for a fix.
+    """Turn any exception of custom code into a ConfigError of one line.
 
-    A `view` of a convolution's outputs works in only one memory layout: it is named.
+    The line contains the exception. A `view` of a convolution's outputs works in only one memory
+    layout, which the line then names.
     """
     try:
         yield
@@ -219,7 +232,7 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
         raise
     except MetricError as error:
         raise ConfigError(Error("failed", "", str(error))) from error
-    except Exception as error:  # of custom code
+    except Exception as error:  # Custom code can raise any error.
         from lockstep.system.tracebacks import located
 
         line = one_line(error)
@@ -230,7 +243,10 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restore_module(module: Classifier) -> Iterator[None]:
-    """Restore buffers, gradients, modes and random states after the block; compile nothing, and print no warnings."""
+    """Restore buffers, gradients, modes and random states after the block.
+
+    Nothing is compiled in the block, and no warnings are printed.
+    """
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     modes = [(part, part.training) for part in module.modules()]
     devices = [module.device] if module.device.type == "cuda" else []

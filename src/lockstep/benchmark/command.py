@@ -1,8 +1,8 @@
-"""`lockstep benchmark`: trains in one environment after the other, each in its own processes, and reports the speed.
+"""`lockstep benchmark`: trains in one environment after the other, and reports the speed.
 
-Ctrl-C stops the current run with a checkpoint, skips the rest and reports what was measured. The
-exit code is 130 (143 after SIGTERM), not 75, because a benchmark cannot be resumed. A second Ctrl-C
-exits immediately, without a report.
+Each environment has its own processes. Ctrl-C stops the current run with a checkpoint, skips the
+rest and reports what was measured. The exit code is 130 (143 after SIGTERM), not 75, because a
+benchmark cannot be resumed. A second Ctrl-C exits immediately, without a report.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from lockstep.system.signals import SignalFlag
 from lockstep.system.terminal import duration, new_table, print_table, say, show_table, terminal
 
 POLL_S = 0.25
-LOG = "terminal.log"  # the output of rank 0, in the folder of an environment
+LOG = "terminal.log"  # Output of rank 0, in the folder of an environment
 NAME = "benchmark"
 
 
@@ -45,7 +45,7 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
         assert isinstance(config, BenchmarkConfig)
         if config.cluster.name != "none":
             return _submit(config, texts, chosen)
-        # in a shell of salloc
+        # This is a shell of salloc.
         if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:
             step.enter([NAME, *texts])
         data_presence.check(config.data)
@@ -74,7 +74,10 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
 
 
 def add_benchmark(overrides: Sequence[str]) -> list[str]:
-    """Add `+benchmark=default` to the overrides of `lockstep benchmark`, unless they choose another option."""
+    """Add `+benchmark=default` to the overrides of `lockstep benchmark`.
+
+    Does nothing if they choose another option.
+    """
     added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
     return (
         added
@@ -84,14 +87,17 @@ def add_benchmark(overrides: Sequence[str]) -> list[str]:
 
 
 def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) -> int:
-    """Submit the benchmark as a job, whose folder is that of the benchmark. Returns the exit code."""
+    """Submit the benchmark as a job, whose folder is that of the benchmark.
+
+    Returns the exit code.
+    """
     from lockstep.cluster import submission
 
     machines = available_machines(os.environ)
-    if config.cluster.name == "slurm":  # its default is one core
+    if config.cluster.name == "slurm":  # The default of SLURM is one core.
         cores, gpus = config.cluster.cpus_per_worker or 1, config.cluster.gpus_per_node or 0
         machines = Machines(cores, gpus, config.trainer.num_nodes)
-    environments(config, machines)  # raises for errors of their runs
+    environments(config, machines)  # This raises the errors of their runs.
 
     def arguments_in(folder: RunFolder) -> list[str]:
         folder.note(overrides=redact(texts))
@@ -119,7 +125,10 @@ def _run(
     chosen_environments: Sequence[Environment],
     texts: Sequence[str],
 ) -> int:
-    """Train in the environments and write the report. Returns the exit code."""
+    """Train in the environments and write the report.
+
+    Returns the exit code.
+    """
     out, flag = terminal(), SignalFlag()
     flag.install()
     benchmark = results.new_benchmark(path, config, texts)
@@ -158,10 +167,13 @@ def _measure(environment: Environment, folder: RunFolder, flag: SignalFlag) -> r
 
 
 def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int:
-    """Train in the processes of an environment. Returns their exit code."""
+    """Train in the processes of an environment.
+
+    Returns their exit code.
+    """
     log = folder.path / LOG
     with contextlib.ExitStack() as stack:
-        if environment.num_nodes > 1:  # rank 0 locks the folder
+        if environment.num_nodes > 1:  # Rank 0 locks the folder.
             workers = step.Step(folder, environment.num_nodes, environment.num_local, log=log)
         else:
             options = {"command": naming.resume_command(folder.path), "has_test": True}
@@ -171,7 +183,7 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
             )
             stack.enter_context(folder.lock())
         stack.callback(workers.kill)
-        # replaces the caller's: environments are compared on all cores
+        # This replaces the caller's value, because environments are compared on all cores.
         workers.start({**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)})
         while (code := workers.poll(POLL_S)) is None:
             if flag.received:
@@ -195,7 +207,11 @@ def _report(path: Path, benchmark: dict[str, Any]) -> None:
 
 
 def exit_code(records: Sequence[results.Record], received: int) -> int:
-    """128 + the signal that ended it, as in shells; otherwise 1 if an environment failed, else 0."""
+    """Return the exit code of a benchmark.
+
+    It is 128 + the signal that ended the benchmark, as in shells. Otherwise it is 1 if an
+    environment failed, else 0.
+    """
     if received:
         return 128 + received
     return EXIT_FAILED if any(r["state"] == "failed" for r in records) else 0

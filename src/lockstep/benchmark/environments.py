@@ -1,4 +1,4 @@
-"""The environments of a benchmark on the machines it has, and the configuration of the run in each."""
+"""Builds the environments of a benchmark on the available machines, with their configurations."""
 
 import shutil
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from lockstep.system import hardware, launcher
 
 @dataclass(frozen=True)
 class Machines:
-    """What a benchmark can use: a number of machines, and the cores and GPUs of each."""
+    """Resources of a benchmark: a number of machines, and the cores and GPUs of each."""
 
     num_cores: int
     num_gpus: int
@@ -23,7 +23,10 @@ class Machines:
 
 
 def available_machines(environ: Mapping[str, str]) -> Machines:
-    """Return the machines of a SLURM allocation, with the cores of the smallest and GPUs as here; or this machine."""
+    """Return the machines of a SLURM allocation, or this machine without one.
+
+    The machines of an allocation have the cores of the smallest one, and as many GPUs as this one.
+    """
     num_cores = hardware.num_cores()
     counts = launcher.counts_of_nodes(environ.get("SLURM_JOB_CPUS_PER_NODE", str(num_cores)))
     return Machines(min(num_cores, *counts), hardware.num_visible_gpus(), len(counts))
@@ -31,7 +34,10 @@ def available_machines(environ: Mapping[str, str]) -> Machines:
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment: `num_local` workers of `num_threads` threads on each machine. Without a config it is skipped."""
+    """An environment with `num_local` workers of `num_threads` threads on each machine.
+
+    An environment without a `config` is skipped.
+    """
 
     name: str
     device: str
@@ -43,7 +49,7 @@ class Environment:
 
     @property
     def is_data_parallel(self) -> bool:
-        """True if its workers form a process group, even one of a single worker."""
+        """True if the workers form a process group, even one of a single worker."""
         return self.config is not None and (
             self.num_workers > 1 or self.config.strategy.name == "ddp"
         )
@@ -54,7 +60,10 @@ class Environment:
 
 
 def environments(config: BenchmarkConfig, machines: Machines) -> list[Environment]:
-    """Every environment of the configuration, in its order. Raises ConfigError with all errors of their runs."""
+    """Return every environment of the configuration, in its order.
+
+    Raises ConfigError with all errors of their runs.
+    """
     built, errors = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
@@ -90,9 +99,10 @@ def _environment(
         "max_time_s": config.benchmark.budget_s,
     }
     tree["strategy"]["name"] = entry.strategy
-    tree["cluster"]["gpus_per_node"] = None  # those of the job, which may be more
+    tree["cluster"]["gpus_per_node"] = None  # The job may have more GPUs than the run.
     tree["scale_with_workers"] = entry.scale_with_workers
-    checked = validation.check_tree(tree)  # on one machine, because this process is alone
+    # The check is for one machine, because this process is alone.
+    checked = validation.check_tree(tree)
     trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
     scaled = build.settle_config(checked.model_copy(update={"trainer": trainer}))
     return replace(environment, config=scaled)
@@ -101,7 +111,7 @@ def _environment(
 def _shortage(
     environment: Environment, num_present: int, num_machines: int, *, is_all: bool
 ) -> str:
-    """Return what the machines lack for an environment; empty if they have all."""
+    """Return what the machines lack for an environment, or "" if they have everything."""
     if environment.num_nodes > num_machines:
         return (
             f"needs {environment.num_nodes} machines of a SLURM allocation, and has {num_machines}"
@@ -111,7 +121,7 @@ def _shortage(
     device_name = "core" if environment.device == "cpu" else "GPU"
     if is_all:
         is_enough = environment.num_workers > 1
-    else:  # processes can share cores
+    else:  # Processes can share cores.
         is_enough = environment.num_local <= num_present or environment.device == "cpu"
     where = "this machine" if num_machines == 1 else f"each of {num_machines} machines"
     return "" if is_enough else f"needs more {device_name}s than {where} has ({num_present})"

@@ -1,4 +1,4 @@
-"""The report of a benchmark from its results.json: a page as PDF, and its chart alone as PNG."""
+"""Draws the report of a benchmark from its results.json, as a PDF page, with its chart as PNG."""
 
 import textwrap
 from collections.abc import Sequence
@@ -17,11 +17,14 @@ from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
 A4 = (8.27, 11.69)  # inches
-NUM_COLUMNS = 90  # characters of a line
+NUM_COLUMNS = 90  # characters per line
 
 
 def write(path: Path, benchmark: dict[str, Any]) -> None:
-    """Write report.pdf and epoch_time.png into the folder `path`, if an environment was measured."""
+    """Write report.pdf and epoch_time.png into the folder `path`.
+
+    Does nothing if no environment was measured.
+    """
     timed = [r for r in benchmark["environments"] if r.get("epoch_s")]
     if not timed:
         return
@@ -61,14 +64,15 @@ def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
 
 
 def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
-    """Command, date, machine and versions of a benchmark, as (name, value)."""
+    """Return command, date, machine and versions of a benchmark, as (name, value)."""
     rows = [
         ("command", benchmark["command"]),
         ("date", benchmark["date"]),
         ("budget", f"{benchmark['settings']['budget_s']:g} s of training in each environment"),
         ("machines", benchmark["nodes"]),
     ]
-    if machine := benchmark["environment"]:  # unknown where every environment failed
+    # The machine is unknown if every environment failed.
+    if machine := benchmark["environment"]:
         versions = [
             f"{name} {machine['packages'][name]}" for name in ("torch", "lightning", "lockstep")
         ]

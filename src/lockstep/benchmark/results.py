@@ -1,4 +1,7 @@
-"""The numbers of a benchmark, from the files of its runs: a record for each environment, with units in the names."""
+"""Computes the results of a benchmark from the files of its runs.
+
+There is a record for each environment, with units in the names.
+"""
 
 import os
 import shlex
@@ -29,8 +32,9 @@ HEADS = (
 
 
 def new_benchmark(path: Path, config: BenchmarkConfig, texts: Sequence[str]) -> dict[str, Any]:
-    """Return what results.json in the folder `path` contains before the first environment."""
-    typed = RunFolder(path).read_overrides() or redact(texts)  # those of the submission, in its job
+    """Return the content of results.json in the folder `path` before the first environment."""
+    # In the job of a submission, the folder has the overrides of the submission.
+    typed = RunFolder(path).read_overrides() or redact(texts)
     return {
         "command": shlex.join(["lockstep", "benchmark", *typed]),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
@@ -52,9 +56,9 @@ def skipped_record(environment: Environment, reason: str) -> Record:
 
 
 def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:
-    """Return the record of a run; `state` is measured, stopped or failed.
+    """Return the record of a run, where `state` is measured, stopped or failed.
 
-    The speed is that of complete epochs; without one, that of the steps so far.
+    The speed is that of complete epochs, or without one that of the steps so far.
     """
     assert environment.config is not None
     status, epochs = folder.read_status(), discovery.read_rows(folder)
@@ -87,7 +91,10 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def speed_up(r: Record, records: Sequence[Record]) -> float | None:
-    """Return the images per second relative to one worker on the same device; None if either was not measured."""
+    """Return the images per second relative to one worker on the same device.
+
+    Returns None if either was not measured.
+    """
     for one in records:
         is_single = one["device"] == r["device"] and one.get("workers") == 1
         if is_single and one["images_per_s"] and r["images_per_s"]:
@@ -100,7 +107,10 @@ def summary(r: Record) -> str:
 
 
 def rows(records: Sequence[Record]) -> list[list[str]]:
-    """Return the cells below HEADS for each environment that was started; - for a missing number."""
+    """Return the cells below HEADS for each environment that was started.
+
+    A missing number is "-".
+    """
     return [_cells(r, speed_up(r, records)) for r in records if r["state"] != "skipped"]
 
 

@@ -1,4 +1,7 @@
-"""Workers on several machines: a step of srun in the SLURM allocation of this process."""
+"""Trains with workers on several machines, as a step of srun.
+
+The step runs in the SLURM allocation of this process.
+"""
 
 import os
 import subprocess
@@ -10,17 +13,17 @@ from typing import NoReturn
 from lockstep.cluster.job import HOLD
 from lockstep.runs.folder import RunFolder
 
-# variables of the job that srun would read as options of a step; it finds the others by the number
-# of the job
+# Other SLURM variables are not passed on, because srun would read them as options of a step. It
+# finds their values by the number of the job.
 KEPT = ("SLURM_CONF", "SLURM_JOB_ID")
 
 
 def command(num_nodes: int, num_local: int) -> list[str]:
     """Return the srun command of a step with `num_local` tasks on each of `num_nodes` machines.
 
-    It shares all cores, GPUs and memory of the job with this process. 60 s after the first task has
-    ended, for any reason, srun kills the others; immediately (--kill-on-bad-exit=1) rank 0 might
-    still write.
+    The step shares all cores, GPUs and memory of the job with this process. Once the first task has
+    ended, for any reason, srun kills the others after 60 s. If it killed them immediately
+    (--kill-on-bad-exit=1), rank 0 might still be writing.
     """
     options = (
         "--overlap",
@@ -39,13 +42,19 @@ def command(num_nodes: int, num_local: int) -> list[str]:
 
 
 def enter(words: Sequence[str]) -> NoReturn:
-    """Execute `lockstep WORDS` on the first machine of the allocation, in place of this process on a login node."""
+    """Execute `lockstep WORDS` on the first machine of the allocation.
+
+    It replaces this process on a login node.
+    """
     pty = ["--pty"] if sys.stdin.isatty() else []
     os.execvp("srun", [*command(1, 1), *pty, sys.executable, "-m", "lockstep", *words])
 
 
 class Step:
-    """Trains the run in a folder in the tasks of a step, as `parent.Workers` does on one machine."""
+    """Trains the run in a folder in the tasks of a step.
+
+    `parent.Workers` does this on one machine.
+    """
 
     def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
         task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "train")
@@ -68,7 +77,8 @@ class Step:
             if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
         }
         with open(self._log, "ab") as log:
-            # in a session of its own: the benchmark follows a Ctrl-C of the terminal
+            # The command srun has its own session, because the benchmark handles a Ctrl-C of the
+            # terminal.
             self._process = subprocess.Popen(
                 self._words,
                 env=kept,
@@ -79,13 +89,13 @@ class Step:
             )
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the exit code of the step; None if it has not ended after `timeout_s`."""
+        """Return the exit code of the step, or None if it has not ended after `timeout_s`."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def kill(self) -> None:
-        """Kill srun, with which SLURM ends the tasks."""
+        """Kill srun, after which SLURM ends the tasks."""
         self._process.kill()
         self._process.wait()

@@ -1,1 +1,1 @@
-"""The tab Training of TensorBoard, and `lockstep board`, which opens it."""
+"""Implements the tab Training of TensorBoard, and `lockstep board`, which opens it."""

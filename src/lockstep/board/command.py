@@ -1,4 +1,4 @@
-"""`lockstep board`: TensorBoard on a folder of runs, opened at the tab Training."""
+"""`lockstep board`: serves TensorBoard on a folder of runs, opened at the tab Training."""
 
 import argparse
 import functools
@@ -33,26 +33,31 @@ class _Server(program.WerkzeugServer):
 
 class _Board(program.TensorBoard):
     def _register_info(self, server: Any) -> None:
-        """Write no file for notebooks: it would be in /tmp, where another user may have placed a link."""
+        """Write no file for notebooks.
+
+        The file would be in /tmp, where another user may have placed a link.
+        """
 
 
 def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: str) -> int:
-    """Serve the runs below `logdir` until Ctrl-C. Without a port it is 6006, or the next free one.
+    """Serve the runs below `logdir` until Ctrl-C.
 
-    `known_hosts` are comma-separated host names to allow in addition to those of this machine.
+    Without a port, it is 6006 or the next free one. `known_hosts` are comma-separated host names to
+    allow in addition to those of this machine. Raises FileNotFoundError if `logdir` does not exist.
     """
     if not logdir.is_dir():
         raise FileNotFoundError(
             f"{logdir} does not exist: train something first, or name a folder with --logdir."
         )
-    logdir = logdir.resolve()  # also of `latest`, whose target changes
+    # This also resolves `latest`, whose target changes.
+    logdir = logdir.resolve()
     others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
-    # not as a flag, because TensorBoard shows its flags
+    # The token is not a flag, because TensorBoard shows its flags.
     listen = functools.partial(_listen, secrets.token_urlsafe())
     board = _Board(plugins=[*others, TrainingLoader], server_class=listen)
     io_wrapper.GetLogdirSubdirectories = _find_curves
-    # without TensorBoard's fast reader of event files, whose port is open to every user of the
-    # machine
+    # TensorBoard's fast reader of event files is off, because its port is open to every user of the
+    # machine.
     board.configure(
         logdir=str(logdir),
         host=host,
@@ -65,7 +70,10 @@ def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: s
 
 
 def _find_curves(root: str) -> Iterator[str]:
-    """Find the folders with event files. TensorBoard follows links: `latest` would keep the curves of an old run."""
+    """Find the folders with event files.
+
+    TensorBoard itself follows links, so that `latest` would keep the curves of an old run.
+    """
     return (
         path
         for path, _, files in os.walk(root)
@@ -87,8 +95,8 @@ def _listen(token: str, app: App, flags: argparse.Namespace) -> Any:
 def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
     """Restrict `app`, all tabs of TensorBoard, to known host names and to browsers with the token.
 
-    The first request has the token in its address, later ones in a cookie. The name of the cookie
-    contains the port, which cookies do not distinguish.
+    The first request has the token in its address, and later ones have it in a cookie. The name of
+    the cookie contains the port, because cookies do not distinguish ports.
     """
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,7 +1,8 @@
-"""Access control for the tab Training: TensorBoard has no login and checks no method, host or origin.
+"""Controls access to the tab Training.
 
-A page of another site can send requests to a port of this machine, put the tab into a frame, or
-point its own host name here (DNS rebinding). `Hosts` rejects that name, `Guard` the rest. The token
+TensorBoard has no login, and checks no method, host or origin. A page of another site can send
+requests to a port of this machine, or put the tab into a frame. It can also point its own host name
+to this machine (DNS rebinding). `Hosts` rejects that name, and `Guard` rejects the rest. The token
 of `lockstep board` (command.py) keeps out other users of this machine.
 """
 
@@ -18,7 +19,7 @@ MAX_BODY_BYTES = 1024
 
 
 class Refusal(Exception):
-    """A rejected request: its HTTP code, and the reason for the user."""
+    """A rejected request, with its HTTP code and the reason for the user."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -26,9 +27,10 @@ class Refusal(Exception):
 
 
 class Hosts:
-    """The host names under which this TensorBoard answers: those of this machine, and those that its user allowed.
+    """The host names under which this TensorBoard answers.
 
-    Someone else may have pointed another name to this machine. An address cannot be redirected.
+    They are those of this machine, and those that its user allowed. Someone else may have pointed
+    another name to this machine, whereas an address cannot be redirected.
     """
 
     def __init__(self, flags: argparse.Namespace) -> None:
@@ -60,15 +62,22 @@ class Guard:
         """Raise Refusal for a request that may not stop a run or write a note."""
         if reason := self.refusal(request):
             raise Refusal(403, reason)
-        if request.mimetype != "application/json":  # which no form can send
+        # No form can send this type.
+        if request.mimetype != "application/json":
             raise Refusal(415, "Only application/json is accepted.")
         if not 0 < (request.content_length or 0) <= max_bytes:
             raise Refusal(413, f"A request has 1 to {max_bytes:,} bytes.")
 
     def refusal(self, request: Request) -> str:
-        """Return why this page may change nothing; empty if it may. The host must have been checked before."""
+        """Return why this page may change nothing, or "" if it may.
+
+        The host must have been checked before.
+        """
         if not self._is_on:
-            return "Stop and notes are off without a login: use lockstep board or --training_control on."
+            return (
+                "Stop and notes are off without a login: use lockstep board or "
+                "--training_control on."
+            )
         host = request.headers.get("Host", "")
         origin = request.headers.get("Origin")
         is_same_site = request.headers.get("Sec-Fetch-Site", "same-origin") == "same-origin"
@@ -80,7 +89,7 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header without its port; empty for an invalid one."""
+    """Return the name in a Host header without its port, or "" for an invalid header."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

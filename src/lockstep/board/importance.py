@@ -1,4 +1,7 @@
-"""The importance of the settings of a search, by Optuna from the journal of its study, which is only read."""
+"""Computes the importance of the settings of a search with Optuna.
+
+The journal of the study is only read.
+"""
 
 import random
 from pathlib import Path
@@ -13,19 +16,21 @@ from optuna.trial import TrialState, create_trial
 from lockstep.runs.files import no_link
 from lockstep.runs.folder import JOURNAL
 
-MIN_TRIALS = 20  # finished trials; the best quarter is then five, the fewest that Optuna recommends
-SHUFFLES = 19  # chance exceeds the largest of 19 results in one case of 20
+# The best quarter of 20 finished trials is five, the minimum that Optuna recommends.
+MIN_TRIALS = 20
+SHUFFLES = 19  # Chance exceeds the largest of 19 results in one case of 20.
 
 
 def importance_in(sweep: Path) -> dict[str, Any]:
-    """Return the importances of the settings for the objective, the largest first; their sum is 1.
+    """Return the importances of the settings for the objective, the largest first.
 
-    `chance` has what each setting reaches at most if the values are shuffled over the trials, in
-    the same unit. Both are empty below MIN_TRIALS finished trials; points that were drawn again
-    count once. Raises OSError, KeyError or ValueError for a journal that is missing or damaged.
+    Their sum is 1. `chance` has the maximum that each setting reaches if the values are shuffled
+    over the trials, in the same unit. Both are empty below MIN_TRIALS finished trials. Points that
+    were drawn again count once. Raises OSError, KeyError or ValueError for a journal that is
+    missing or damaged.
     """
     journal = sweep / JOURNAL
-    # Optuna would create a missing one, and wait for a pipe
+    # Optuna would create a missing journal, and wait for a pipe.
     with open(journal, "rb", opener=no_link):
         storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.load_study(study_name="study", storage=storage)
@@ -44,7 +49,7 @@ def importance_in(sweep: Path) -> dict[str, Any]:
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
         measured = evaluator.evaluate(alone)
         shuffled = [evaluator.evaluate(_shuffle_values(alone, seed)) for seed in range(SHUFFLES)]
-        whole = sum(measured.values()) or 1.0  # all are 0 if the values are equal
+        whole = sum(measured.values()) or 1.0  # All are 0 if the values are equal.
         found["importances"] = {key: value / whole for key, value in measured.items()}
         found["chance"] = {key: max(each[key] for each in shuffled) / whole for key in measured}
     return found

@@ -1,7 +1,7 @@
-"""The tab Training of TensorBoard: lists runs, shows one, stops it and keeps notes; guard.py checks the permission.
+"""The tab Training of TensorBoard, which lists runs, shows one, stops it and keeps notes.
 
-Every `tensorboard` command imports this module, so it needs nothing that TensorBoard does not need
-itself. A page refers to a run by its id, never by a path.
+guard.py checks the permission. Every `tensorboard` command imports this module, so it needs nothing
+that TensorBoard does not need itself. A page refers to a run by its id, never by a path.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from lockstep.runs.folder import LIVE_STATES
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
-NAME = "lockstep_training"  # also the fragment of the tab's address
+NAME = "lockstep_training"  # This is also the fragment of the tab's address.
 STATIC = Path(__file__).parent / "static"
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 SCAN_EVERY_S = 1.5
@@ -35,7 +35,7 @@ MAX_ROWS = 2000
 
 
 class TrainingLoader(base_plugin.TBLoader):
-    """The entry point for TensorBoard."""
+    """Entry point for TensorBoard."""
 
     def define_flags(self, parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group("Training tab of Lockstep")
@@ -43,27 +43,34 @@ class TrainingLoader(base_plugin.TBLoader):
             "--training_control",
             choices=("on", "off"),
             default="off",
-            help="Allow everyone who can reach TensorBoard to stop runs and write notes. Default: off.",
+            help=(
+                "Allow everyone who can reach TensorBoard to stop runs and write notes. "
+                "Default: off."
+            ),
         )
         group.add_argument(
-            "--training_hosts",  # as TensorBoard spells its flags
+            # TensorBoard spells its flags with underscores.
+            "--training_hosts",
             "--training-hosts",
             default="",
             metavar="NAMES",
-            help="Comma-separated host names under which runs are shown, in addition to those of this machine.",
+            help=(
+                "Comma-separated host names under which runs are shown, "
+                "in addition to those of this machine."
+            ),
         )
 
     def load(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, context: base_plugin.TBContext
     ) -> "TrainingPlugin | None":
-        """Return the tab if TensorBoard shows one local folder."""
+        """Return the tab if TensorBoard shows one local folder, or else None."""
         if not context.logdir or "://" in context.logdir or context.flags is None:
             return None
         return TrainingPlugin(Path(context.logdir).expanduser().resolve(), Guard(context.flags))
 
 
 class TrainingPlugin(base_plugin.TBPlugin):
-    """The addresses of the tab, below /data/plugin/lockstep_training/."""
+    """Serves the addresses of the tab, below /data/plugin/lockstep_training/."""
 
     plugin_name = NAME
 
@@ -72,10 +79,14 @@ class TrainingPlugin(base_plugin.TBPlugin):
         self._guard = guard
         self._watched = discovery.Watched(root, scan_every_s=SCAN_EVERY_S)
         self._sweeps = Sweeps(self._watched)
-        self._notes_lock = threading.Lock()  # TensorBoard answers each request in a thread
+        # TensorBoard answers each request in a thread.
+        self._notes_lock = threading.Lock()
 
     def get_plugin_apps(self) -> "dict[str, WSGIApplication]":
-        """Return WSGI applications by address. Only /stop and /notes change anything."""
+        """Return WSGI applications by address.
+
+        Only /stop and /notes change anything.
+        """
         files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
         return files | {
             "/runs": self._application("GET", self._list),
@@ -90,7 +101,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def is_active(self) -> bool:
-        """Show the tab even without runs: it then explains how to start one."""
+        """Show the tab even without runs, because it then explains how to start one."""
         return True
 
     def frontend_metadata(self) -> base_plugin.FrontendMetadata:
@@ -99,7 +110,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         )
 
     def _list(self, request: Request) -> dict[str, Any]:
-        """Return all runs and a row for each sweep, with the overrides in which these rows differ."""
+        """Return all runs and a row for each sweep, with the overrides in which they differ."""
         runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watched)]
         sweeps = self._sweeps.rows()
         differing = discovery.differing_overrides(
@@ -108,14 +119,19 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return {"runs": runs, "sweeps": sweeps, "differing": differing, "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
-        """Return the details of one run: rows, confusion matrix, its commands, name of the curve of a step."""
+        """Return the details of one run.
+
+        They are rows, the confusion matrix, its commands, and the name of the curve over steps.
+        """
         run = self._find(request.args.get("id"))
         rows = discovery.read_rows(run.folder)
         every = -(-len(rows) // MAX_ROWS) or 1
         return {
-            "rows": rows[::-every][::-1],  # includes the last one
+            "rows": rows[::-every][::-1],  # The last row is included.
             "resume": discovery.resume_command(run),
-            "command": f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}".rstrip(),
+            "command": (
+                f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}"
+            ).rstrip(),
             "curves": {
                 "run": os.path.relpath(run.folder.curves("train"), self._root),
                 "tag": "loss/step",
@@ -124,8 +140,11 @@ class TrainingPlugin(base_plugin.TBPlugin):
         }
 
     def _weigh_settings(self, request: Request) -> dict[str, Any]:
-        """Return the importance of the settings of a search; a page asks when a trial has finished."""
-        # optuna, which TensorBoard does not need
+        """Return the importance of the settings of a search.
+
+        A page requests it when a trial has finished.
+        """
+        # TensorBoard does not need optuna, which this module imports.
         from lockstep.board.importance import importance_in
 
         name = request.args.get("name")
@@ -133,7 +152,8 @@ class TrainingPlugin(base_plugin.TBPlugin):
             raise Refusal(404, "This sweep no longer exists.")
         try:
             return importance_in(self._root / name)
-        except Exception as error:  # Optuna checks no content
+        except Exception as error:
+            # Optuna does not check the content.
             raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
 
     def _show_sweep(self, request: Request) -> dict[str, Any]:
@@ -174,7 +194,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
             if asked.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
                 raise Refusal(
                     409,
-                    f"Not saved: notes.json of {run.name} was changed elsewhere, or cannot be read.",
+                    (
+                        f"Not saved: notes.json of {run.name} was changed elsewhere, "
+                        "or cannot be read."
+                    ),
                 )
             try:
                 gate.need_made_here(run.folder, "copy what you need from it")
@@ -194,7 +217,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def _application(
         self, method: str, answer: Callable[[Request], dict[str, Any]]
     ) -> "WSGIApplication":
-        """Wrap `answer` as an application for one method under a known host; its JSON may be a refusal."""
+        """Wrap `answer` as an application for one method under a known host.
+
+        Its JSON may be a refusal.
+        """
 
         def respond(request: Request) -> Response:
             try:

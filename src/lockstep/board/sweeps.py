@@ -1,4 +1,7 @@
-"""The sweeps of the tab Training: all trials with their settings and metrics. Unchanged trials are not read again."""
+"""The sweeps of the tab Training, which shows all trials with their settings and metrics.
+
+Unchanged trials are not read again.
+"""
 
 import statistics
 import threading
@@ -9,8 +12,10 @@ from typing import Any
 from lockstep.runs.discovery import Watched, is_number, modified_ns
 from lockstep.runs.folder import SWEEP, RunFolder
 
-DONE = ("finished", "pruned")  # trials that the same command skips
-# the state of a sweep is the first of these that a trial has: a live one, else the worst end
+# The same command skips trials in these states.
+DONE = ("finished", "pruned")
+# The state of a sweep is the first of these that a trial has. Live states come first, then the
+# worst ends.
 STATES = (
     *("training", "validating", "testing", "starting", "stopping"),
     *("failed", "no signal", "broken", "stopped", "not started", *DONE),
@@ -18,7 +23,10 @@ STATES = (
 
 
 def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the name and the value of the first metric of the test, of the loss only without another one."""
+    """Return the name and the value of the first test metric.
+
+    The loss is returned only if there is no other metric.
+    """
     names = sorted(
         (name for name in metrics if name.startswith("test/")), key=lambda name: name == "test/loss"
     )
@@ -31,10 +39,14 @@ class Sweeps:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._sweeps: dict[str, _Sweep] = {}
-        self._lock = threading.Lock()  # TensorBoard answers each request in a thread
+        # TensorBoard answers each request in a thread.
+        self._lock = threading.Lock()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row of the list of runs for each sweep: its state, progress and the results of its best setting."""
+        """Return a row of the list of runs for each sweep.
+
+        The row has the state, the progress, and the results of the best setting.
+        """
         trials: dict[str, dict[RunFolder, dict[str, Any]]] = defaultdict(dict)
         for run in self._watched.runs().values():
             if run.sweep is not None:
@@ -49,7 +61,8 @@ class Sweeps:
         try:
             with self._lock:
                 command, made = self._sweep(name).read(facts)
-        except (OSError, ValueError):  # the page of the sweep shows the reason
+        except (OSError, ValueError):
+            # The page of the sweep shows the reason.
             return {"overrides": []}
         if made.best is None:
             return {"overrides": command}
@@ -62,7 +75,10 @@ class Sweeps:
         return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name)))
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return a sweep by its name. Raises KeyError for an unknown one, ValueError for one that cannot be read."""
+        """Return a sweep by its name.
+
+        Raises KeyError for an unknown sweep, and ValueError for one that cannot be read.
+        """
         facts = {
             run.folder: self._watched.facts(run)
             for run in self._watched.runs().values()
@@ -75,7 +91,10 @@ class Sweeps:
 
 
 class _Sweep:
-    """One sweep. A row and its metrics are kept until the trial, the facts of its run or its summary change."""
+    """One sweep.
+
+    A row and its metrics are kept until the trial, the facts of its run or its summary change.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -86,8 +105,11 @@ class _Sweep:
         self._metrics: dict[int, dict[str, float]] = {}
 
     def read(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[list[str], Any]:
-        """Return the command and the table of the sweep; `facts` are those of its runs so far."""
-        # these need pydantic, which TensorBoard does not
+        """Return the command and the table of the sweep.
+
+        `facts` are those of its runs so far.
+        """
+        # These modules need pydantic, which TensorBoard does not need.
         from lockstep.trials import results, table
         from lockstep.trials.ledger import Ledger
 
@@ -124,7 +146,8 @@ class _Sweep:
         names = dict.fromkeys([made.objective.name, *made.tests])
         return {
             "keys": made.keys,
-            "is_max": made.objective.is_max,  # of the first metric, by which the trials are sorted
+            # This is the direction of the first metric, by which the trials are sorted.
+            "is_max": made.objective.is_max,
             "metrics": list(
                 names | dict.fromkeys(name for trial in trials for name in trial["values"])
             ),

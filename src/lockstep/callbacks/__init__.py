@@ -1,4 +1,7 @@
-"""Callbacks and loggers: status, curves, pictures, stopping, averaged weights. Their names here are public."""
+"""Provide callbacks and loggers for status, curves, figures, stopping and averaged weights.
+
+The names exported here are public.
+"""
 
 import lazy_loader
 

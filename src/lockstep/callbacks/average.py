@@ -1,4 +1,4 @@
-"""Averaged weights without a GPU synchronization in each step."""
+"""Average weights without a GPU synchronization in each step."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -19,10 +19,11 @@ from lockstep.system.kinds import Fraction
 
 
 def exponential_average(decay: Annotated[Fraction, Doc("its highest value")]) -> Any:
-    """Return an exponential moving average whose decay rises: min(decay, (1 + n) / (10 + n)) after n updates.
+    """Return an exponential moving average whose decay increases.
 
-    With a constant decay the average of a short training is that of its first weights. The formula
-    is that of TensorFlow's ExponentialMovingAverage with `num_updates`.
+    After n updates, the decay is min(decay, (1 + n) / (10 + n)). With a constant decay, the average
+    of a short training would be that of its first weights. The formula is that of TensorFlow's
+    ExponentialMovingAverage with `num_updates`.
     """
     return partial(_move, decay)
 
@@ -37,10 +38,10 @@ class AveragedWeights(WeightAveraging):
     """Averages weights and buffers over optimizer steps, for validation, test and best.ckpt.
 
     `multi_avg_fn(averages, currents, num_averaged)` changes the list of averaged tensors in place,
-    such as `exponential_average(decay)`. `num_averaged` counts the steps of the whole run, before
-    this one. Only floating-point and complex tensors are averaged, others are copied. Unlike
-    torch's own update, this one never reads the number of updates from the GPU. A step that is
-    skipped because float16 overflowed changes no average.
+    as `exponential_average(decay)` does. `num_averaged` counts the steps of the complete run before
+    this one. Only floating-point and complex tensors are averaged, and others are copied. Unlike
+    the update of torch, this one never reads the number of updates from the GPU. A step that is
+    skipped because float16 overflowed does not change the average.
     """
 
     def __init__(self, *, multi_avg_fn: Callable[[list[Tensor], list[Tensor], Any], None]) -> None:
@@ -56,13 +57,17 @@ class AveragedWeights(WeightAveraging):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Resume an average. Lightning (2.6) would also test the last weights in place of the averages of best.ckpt."""
+        """Resume an average.
+
+        Lightning (2.6) would also test the last weights in place of the averages of best.ckpt.
+        """
         if trainer.state.fn == TrainerFn.FITTING:
             super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
 
 class _Average(AveragedModel):
-    _num_averaged: int | None = None  # on the host; read once, because a resumed run has an average
+    # The number is on the host. It is read once, because a resumed run has an average.
+    _num_averaged: int | None = None
 
     @override
     def update_parameters(self, model: nn.Module) -> None:
@@ -75,7 +80,7 @@ class _Average(AveragedModel):
             if self._num_averaged and (average.is_floating_point() or average.is_complex()):
                 averages, currents = pairs.setdefault(average.dtype, ([], []))
                 averages.append(average)
-                # the average of an average and itself is the same
+                # In a skipped step, the average is averaged with itself, and stays the same.
                 currents.append(
                     current if is_skipped is None else current.where(~is_skipped, average)
                 )

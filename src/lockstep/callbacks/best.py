@@ -1,7 +1,7 @@
-"""Lightning's ModelCheckpoint with the order of `runs/ranking.py` for equal and unusable values.
+"""Extend Lightning's ModelCheckpoint by the order of `runs/ranking.py`.
 
-It keeps the name of its base, by which its state is found in checkpoints.
-`training/observers.py` builds it where a configuration has Lightning's.
+The order applies to equal and unusable values. The class has the name of its base, by which its
+state is found in checkpoints. `training/observers.py` builds it if a configuration has Lightning's.
 """
 
 from pathlib import Path
@@ -16,9 +16,10 @@ from lockstep.runs.ranking import LOSS, rank
 
 
 class ModelCheckpoint(callbacks.ModelCheckpoint):
-    """Keeps the best epoch, of equal ones the last; without any usable value the last one of all.
+    """Keeps the best epoch, or the last one of equally good epochs.
 
-    It saves the validation loss of the best epoch, and its number, counted from 0.
+    Without any usable value, it keeps the last epoch of all. It saves the validation loss of the
+    best epoch, and its number, counted from 0.
     """
 
     _best_loss: float | None = None
@@ -32,7 +33,7 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.best_epoch = state_dict.get("best_epoch")
-        # earlier versions have none: then the next of equal ones wins
+        # Earlier versions did not save the loss. The next one of equally good epochs wins then.
         self._best_loss = state_dict.get("best_loss")
 
     @override
@@ -52,7 +53,7 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
                     (self.best_k_models[self.best_model_path], self._best_loss),
                 )
             )
-            # an epoch without a validation has the values of an earlier one
+            # An epoch without a validation has the values of an earlier one.
             is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
             is_better = trainer.strategy.reduce_boolean_decision(
                 new < best or (new == best and is_validated)
@@ -68,10 +69,10 @@ def _loss_of(trainer: L.Trainer) -> float | None:
 
 
 class Relocation(L.Callback):
-    """Replaces the paths in the state of every ModelCheckpoint when a run resumes in another folder.
+    """Replaces the paths in the state of every ModelCheckpoint if a run resumes in another folder.
 
-    Lightning 2.6.6 would forget the best score and all files but the best, with a warning: the next
-    state, even a worse one, would replace best.ckpt.
+    Lightning 2.6.6 would forget the best score and all files but the best, with a warning. The next
+    state, even a worse one, would then replace best.ckpt.
     """
 
     @override

@@ -1,4 +1,4 @@
-"""Lines of a run on a terminal or in a log: one per epoch, and its progress in between."""
+"""Print a line per epoch on a terminal or in a log, and the progress in between."""
 
 import math
 import sys
@@ -19,18 +19,21 @@ from lockstep.callbacks.own_module import metrics_of
 from lockstep.callbacks.record import Record
 from lockstep.system.terminal import debug, duration, measure, terminal
 
-REFRESH_S = 0.25  # of a terminal
-# a log: a line after the first seconds of a long epoch, then one a minute
+REFRESH_S = 0.25  # seconds between two refreshes of a terminal
+# A log gets a line after the first seconds of a long epoch, and then one per minute.
 FIRST_S = 10.0
 EVERY_S = 60.0
 EPOCH_WIDTH = 9
-MIN_COLUMN_WIDTH = 10  # of the column of a metric
-# columns after the metrics: name and width
+MIN_COLUMN_WIDTH = 10  # characters of the column of a metric
+# These are the names and widths of the columns after the metrics.
 FACTS = (("images/s", 10), ("time", 9), ("left", 9))
 
 
 def columns_for(width: int, metrics: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Columns after the epoch as (name, head, width): of the metrics and facts, as many as fit into `width`."""
+    """Return the columns after the epoch as (name, head, width).
+
+    They are those of the metrics and facts, as many as fit into `width`.
+    """
     heads = [
         (name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " "))
         for name in metrics
@@ -43,7 +46,10 @@ def columns_for(width: int, metrics: Sequence[str]) -> list[tuple[str, str, int]
 
 
 def live_line(width: int, epoch: str, fraction: float | None, facts: Sequence[str]) -> Table:
-    """Format the epoch, a bar for the `fraction` that is done, and the facts, cropped to `width`."""
+    """Format the epoch, a bar for the `fraction` that is done, and the facts, in `width` columns.
+
+    Text that does not fit is truncated.
+    """
     line = Table.grid(Column(width=EPOCH_WIDTH, justify="right"), padding=(0, 2, 0, 0))
     text = "  ".join(facts)
     cells: list[RenderableType] = [epoch]
@@ -59,14 +65,14 @@ def live_line(width: int, epoch: str, fraction: float | None, facts: Sequence[st
 
 
 class Console(L.Callback):
-    """Rank 0 prints the metrics of each epoch, and the progress in between.
+    """Prints the metrics of each epoch on rank 0, and the progress in between.
 
     A thread reads the progress from the record, also during a step that compiles or waits for data.
-    It reads no tensor, so that no GPU waits.
+    It does not read tensors, so that no GPU waits.
     """
 
     def __init__(self, record: Record, metrics: Sequence[str]) -> None:
-        """`metrics` are names of columns; if empty, the first epoch defines them."""
+        """Use `metrics` as names of columns, or those of the first epoch if they are empty."""
         self._record = record
         self._out = terminal()
         self._metrics = metrics
@@ -164,18 +170,21 @@ class Console(L.Callback):
             self._live = None
 
     def _show(self, trainer: L.Trainer) -> None:
-        """Refresh the live line; in a log, print a line if it is due."""
+        """Refresh the live line, or in a log print a line if it is due."""
         now = time.monotonic()
         fraction, facts = self._progress(trainer, now)
         if self._live is not None:
-            width = self._out.width - 2  # the terminal prints ^C behind it
+            width = self._out.width - 2  # The terminal prints ^C after the line.
             self._live.update(live_line(width, _epoch(trainer), fraction, facts), refresh=True)
         elif now - self._printed >= self._pause_s:
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(facts)}", soft_wrap=True)
             self._printed, self._pause_s = now, EVERY_S
 
     def _progress(self, trainer: L.Trainer, now: float) -> tuple[float | None, list[str]]:
-        """Return the fraction of the epoch or evaluation that is done, and facts, the most important first."""
+        """Return the fraction of the epoch or evaluation that is done, and facts about it.
+
+        The most important facts come first.
+        """
         phase, pace = self._record.phase, self._record.pace
         if phase.name != "training":
             so_far = f"{duration(now - phase.since)} so far"
@@ -187,7 +196,8 @@ class Console(L.Callback):
             ]
         facts = [f"step {pace.num_done}/{pace.num_batches}"]
         epoch_left, left = pace.epoch_left_s(now), self._record.left_s(trainer)
-        facts += [f"{duration(epoch_left)} left"] if epoch_left else []  # 0 if the batch is late
+        # The time left is 0 if the batch is late.
+        facts += [f"{duration(epoch_left)} left"] if epoch_left else []
         facts += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
         is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         facts += [f"{duration(left)} in total"] if left is not None and not is_last_epoch else []

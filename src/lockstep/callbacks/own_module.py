@@ -1,4 +1,4 @@
-"""Facts that other parts need from Lockstep's module or from a custom LightningModule."""
+"""Read facts from Lockstep's module or from a custom LightningModule."""
 
 from typing import Any
 
@@ -12,17 +12,20 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
     if isinstance(module, Classifier):
         return module.metrics
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    # its companion comes first
+    # The companion of a custom module comes first.
     return next(each.metrics for each in callbacks if hasattr(each, "metrics"))
 
 
 def micro_batches(module: L.LightningModule) -> int:
-    """Return the number of micro-batches of an optimizer step; a custom module has one."""
+    """Return the number of micro-batches of an optimizer step, which is 1 for a custom module."""
     return module.recipe.accumulate_grad_batches if isinstance(module, Classifier) else 1
 
 
 def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
-    """Return the number of steps so far; each batch is one, for any number of optimizers of a custom module."""
+    """Return the number of steps so far.
+
+    For a custom module, each batch is one step, for any number of optimizers.
+    """
     return (
         trainer.global_step
         if isinstance(module, Classifier)
@@ -31,13 +34,17 @@ def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
 
 
 def skipped_steps(module: L.LightningModule) -> dict[str, int]:
-    """Return the number of steps so far that updated nothing, as `skipped_steps`; nothing unless in float16."""
+    """Return the number of steps so far that updated nothing, as `skipped_steps`.
+
+    The result is empty unless the training uses float16.
+    """
     scale = module.loss_scale if isinstance(module, Classifier) else None
     return {} if scale is None else {"skipped_steps": scale.num_skipped}
 
 
 def hash_of(module: L.LightningModule) -> str:
-    """Return the hash of the weights of the network, or of a whole custom module."""
-    from lockstep.models.weights_hash import weights_hash  # once, at the end
+    """Return the hash of the weights of the network, or of a complete custom module."""
+    # This is imported only once, at the end.
+    from lockstep.models.weights_hash import weights_hash
 
     return weights_hash((module.net if isinstance(module, Classifier) else module).state_dict())

@@ -1,11 +1,14 @@
-"""Activity and speed of a training and time to its end, from the times at which its batches end."""
+"""Estimate speed and remaining time of a training from the times at which its batches end."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Phase:
-    """The activity of a run, its start (monotonic), and the progress of an evaluation in batches."""
+    """The activity of a run, the time of its start, and the progress of an evaluation in batches.
+
+    The time is that of the monotonic clock.
+    """
 
     name: str
     since: float
@@ -14,16 +17,16 @@ class Phase:
 
 
 class Pace:
-    """Times of the batches of each epoch, in seconds of one clock.
+    """Measures the times of the batches of each epoch, in seconds of one clock.
 
-    The first `num_warm_up` batches of an epoch are not measured: the first one compiles and
+    The first `num_warm_up` batches of an epoch are not measured. The first one compiles and
     allocates, and the host launches some more before it waits for a GPU.
     """
 
     def __init__(self, *, num_warm_up: int) -> None:
         self._num_warm_up = num_warm_up
         self.num_batches = self.num_done = 0
-        # batches of this process, and images after the warm-up
+        # These are the batches of this process, and the images after the warm-up.
         self._num_seen = self._num_images = 0
         self._warm = (0.0, 0)  # time and number of batches at the end of the warm-up
         self._last = self._other_s = 0.0
@@ -34,16 +37,16 @@ class Pace:
 
     @property
     def has_begun(self) -> bool:
-        """True after the first batch of this training."""
+        """Return whether the first batch of this training is done."""
         return self._last > 0
 
     def start(self, num_batches: int) -> None:
-        """Start or resume an epoch; its first batch that ends sets the number of those done."""
+        """Start or resume an epoch. Its first batch that ends sets the number of finished ones."""
         self.num_batches, self.num_done, self._num_seen, self._is_inside = num_batches, 0, 0, True
 
     def count_batch(self, now: float, num_done: int, num_images: int) -> None:
-        """Count a batch with `num_images` images; `num_done` batches of the epoch are done."""
-        if self._num_ended and self.num_batches <= self._num_warm_up:  # all batches are warm-up
+        """Count a batch with `num_images` images, after which `num_done` of the epoch are done."""
+        if self._num_ended and self.num_batches <= self._num_warm_up:  # All batches are warm-up.
             self._batch_s = now - self._last
         self._last, self.num_done = now, num_done
         self._num_seen += 1
@@ -57,22 +60,25 @@ class Pace:
         self.images_per_s = self._num_images / used
 
     def end_epoch(self, now: float) -> None:
-        """Add the time since the last batch, mostly validation, which is expected after later epochs, too."""
+        """Add the time since the last batch, which is mostly validation.
+
+        The same time is expected after later epochs.
+        """
         self._other_s += now - self._last
         self._num_ended += 1
         self._last, self.num_done, self._is_inside = now, self.num_batches, False
 
     def epoch_left_s(self, now: float) -> float | None:
-        """Return the seconds until the last batch of the epoch; None before the speed is known."""
+        """Return the seconds until the last batch of the epoch, or None while speed is unknown."""
         if self._batch_s is None:
             return None
         left_s = self._batch_s * (self.num_batches - self.num_done)
         return max(0.0, left_s - (now - self._last)) if left_s else 0.0
 
     def left_s(self, now: float, num_later_epochs: int) -> float | None:
-        """Return the seconds until the end of the training; None before the speed is known.
+        """Return the seconds until the end of the training, or None while the speed is unknown.
 
-        Without the validation in the first epoch, whose time is not known yet.
+        In the first epoch, the validation is not included, because its time is not known yet.
         """
         epoch_left_s = self.epoch_left_s(now)
         if epoch_left_s is None or self._batch_s is None:

@@ -1,4 +1,4 @@
-"""Pictures of right and wrong predictions in the run folder and in TensorBoard."""
+"""Draw right and wrong predictions in the run folder and in TensorBoard."""
 
 import warnings
 from collections.abc import Iterator
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 class Pictures(L.Callback):
     """Draws the predictions of classes in the test.
 
-    Reliability diagram, for labels too; confusion matrix, the first `num_images` images with their
-    predictions, and as many of the most confident mistakes, from the samples of all ranks. They are
-    PNG files in pictures/ in the run folder, and images in TensorBoard.
+    The figures are a reliability diagram, a confusion matrix, the first `num_images` images with
+    their predictions, and as many of the most confident mistakes. For labels, only the reliability
+    diagram is drawn. The samples are those of all ranks. The figures are PNG files in pictures/ in
+    the run folder, and images in TensorBoard.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Pictures(L.Callback):
             assert isinstance(pl_module, Classifier)
             try:
                 self._show(trainer, pl_module, found.findings)
-            except Exception as error:  # a finished training must not be lost because of a picture
+            except Exception as error:  # A finished training must not be lost due to a figure.
                 warnings.warn(f"The pictures of the test are incomplete: {error!r}", stacklevel=1)
 
     def _show(self, trainer: L.Trainer, module: Classifier, findings: "Findings") -> None:
@@ -61,7 +62,7 @@ class Pictures(L.Callback):
 
         folder = RunFolder(Path(trainer.default_root_dir))
         folder.pictures.mkdir(exist_ok=True)
-        # a network without mistakes replaces no picture of them
+        # Old figures of mistakes would stay if the network makes no mistakes any more.
         for path in folder.pictures.glob("test_*"):
             remove(path)
         names, step = module.image_format.class_names, module.global_step
@@ -95,7 +96,7 @@ class Pictures(L.Callback):
 
 
 def _writer(logger: TensorBoardLogger) -> SummaryWriter:
-    """Return the event file of the test, in which a repeated one replaces its pictures."""
+    """Return the event file of the test, in which a repeated test replaces its figures."""
     return (
         logger.writer("test") if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
     )

@@ -1,4 +1,4 @@
-"""Figures without a display: fonts and colours, a confusion matrix, a reliability diagram and a grid of images."""
+"""Draw a confusion matrix, a reliability diagram and grids of images, without a display."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ from lockstep.models.outcomes import EDGES, Findings
 from lockstep.runs.files import atomic_file
 
 Image = NDArray[Any]  # (C, H, W)
-WIDTH = 7.2  # inches: A4 less margins
+WIDTH = 7.2  # inches, the width of A4 without margins
 BLUE, RED, DARK, FAINT, LINE = "#1a73e8", "#d93025", "#202124", "#5f6368", "#dadce0"
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "text.parse_math": False,  # names may contain a dollar sign
+    "text.parse_math": False,  # Names may contain a dollar sign.
     "text.color": DARK,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -34,31 +34,37 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "pdf.fonttype": 42,
 }
-MAX_CLASSES = 40  # of more classes, the least accurate are shown
+MAX_CLASSES = 40  # If there are more classes, the least accurate ones are shown.
 MAX_CLASSES_WITH_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
-# inches of a grid: its title, an image, a line below it
+# These are the heights of the title of a grid, of an image and of a line below it, in inches.
 GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125
-GAP = 0.04  # inches between two pictures of one image
+GAP = 0.04  # inches between two images of one stack
 DPI = 130
 SIDE = 240  # pixels of a file in a sheet
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply our fonts and colours in this block. A letter that the font lacks is drawn as a box."""
+    """Apply our fonts and colors in this block.
+
+    A character that is missing from the font is drawn as a box.
+    """
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def new_figure(height: float, *, width: float = WIDTH) -> Figure:
-    """Create an empty figure, sizes in inches, without a display."""
+    """Create an empty figure without a display. Sizes are in inches."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
-    """Draw counts (C, C), true classes down and predicted ones across, shaded by the fraction of the true class."""
+    """Draw counts (C, C), with true classes as rows and predicted classes as columns.
+
+    Cells are shaded by the fraction of the true class.
+    """
     shown = displayed_classes(counts)
     counts = counts[np.ix_(shown, shown)]
     labels = [short_name(names[number]) for number in shown]
@@ -93,23 +99,23 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
 
 
 def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
-    """Choose the classes of a confusion matrix: all, or the MAX_CLASSES least accurate ones, worst first."""
+    """Return all classes, or the MAX_CLASSES least accurate ones, worst first."""
     if len(counts) <= MAX_CLASSES:
         return list(range(len(counts)))
     totals = counts.sum(1)
-    # without samples: last
+    # Classes without samples come last.
     accuracy = np.where(totals > 0, counts.diagonal() / np.maximum(totals, 1), 2.0)
     worst: list[int] = np.argsort(accuracy, kind="stable").tolist()
     return worst[:MAX_CLASSES]
 
 
 def reliability(findings: Findings, what: str) -> Figure:
-    """Draw how often a predicted class is right, or a label present, against its probability, in bins of equal width.
+    """Draw the fraction of right predictions against their probability, in bins of equal width.
 
-    A point is at the mean probability of its bin, with the 95 % interval of Wilson (1927,
-    doi.org/10.2307/2276774).
+    For labels, it is the fraction of labels that are present. A point is at the mean
+    probability of its bin, with the 95 % interval of Wilson (1927, doi.org/10.2307/2276774).
     """
-    from scipy.stats import binomtest  # takes 0.4 s
+    from scipy.stats import binomtest  # The import takes 0.4 s.
 
     fig = new_figure(5.6, width=5.0)
     top, below = fig.subplots(2, sharex=True, height_ratios=[3.4, 1])
@@ -145,10 +151,11 @@ def reliability(findings: Findings, what: str) -> Figure:
 def image_grid(
     stacks: Sequence[Sequence[Image]], captions: Sequence[str], is_right: Sequence[bool], title: str
 ) -> Figure:
-    """Draw images (C, H, W), or stacks of them one below the other, with a caption below each, red for a mistake.
+    """Draw images (C, H, W), or vertical stacks of them, with a caption below each.
 
-    Floats are of any range: each image is drawn from its darkest to its brightest value. All are in
-    one `Axes` whose units are inches, which is faster than one for each.
+    Captions of mistakes are red. Floats can be of any range, because each image is drawn from its
+    darkest to its brightest value. All images are in one `Axes` whose units are inches, which is
+    faster than one for each.
     """
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
     num_rows, cell = (
@@ -209,7 +216,7 @@ def write_sheet(
 
 
 def picture(pixels: Pixels, position: int) -> Image:
-    """Return an image (C, H, W) for a person: of a file all of it, scaled to SIDE."""
+    """Return an image (C, H, W) for people. An image file is shown completely, scaled to SIDE."""
     if isinstance(pixels, ImageFiles):
         pixels = replace(
             pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0)
@@ -218,7 +225,7 @@ def picture(pixels: Pixels, position: int) -> Image:
 
 
 def short_name(name: str, most: int = 18, *, is_end: bool = False) -> str:
-    """Cut a name to at most `most` letters: its first ones, or its last ones."""
+    """Truncate a name to its first or last characters, at most `most` of them."""
     text = " ".join(name.split())
     if len(text) <= most:
         return text

@@ -1,4 +1,4 @@
-"""status.json and metrics.csv, the files for tools outside the training."""
+"""Write status.json and metrics.csv, which tools outside the training read."""
 
 import math
 import os
@@ -30,10 +30,11 @@ EVERY_S = 1.0
 
 
 class Record(L.Callback):
-    """Rank 0 writes status.json at most once a second, and a row of metrics.csv per epoch.
+    """Writes status.json at most once a second, and a row of metrics.csv per epoch, on rank 0.
 
-    `first_step` is shown until the first step is done; "" if it is like the others. `note` is the
-    reason in the status while there is no other. The console reads `pace` and `phase`.
+    `first_step` is shown until the first step is done, or is empty if that step is like the others.
+    `note` is the reason in the status while there is no other. The console reads `pace` and
+    `phase`.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class Record(L.Callback):
             "pid": os.getpid(),
             "started": time.time(),
         }
-        self._started = time.monotonic()  # a clock may be set back
+        self._started = time.monotonic()  # Other clocks may be set back.
         self._monitor = monitor
         self._note = note
         self._state = "starting"
         self._next_write = 0.0
-        self._epoch = 0  # the current one, counted from 1
+        self._epoch = 0  # current epoch, counted from 1
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
         self._first_step = first_step
@@ -74,10 +75,13 @@ class Record(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Drop rows of epochs that are trained again, and start the epoch: a resume inside one does not."""
+        """Drop rows of epochs that are trained again, and start the epoch.
+
+        A resume inside an epoch does not start it.
+        """
         if trainer.is_global_zero and (note := self._folder.keep_metrics(trainer.current_epoch)):
             print(note, file=sys.stderr, flush=True)
-        if pl_module.device.type == "cuda":  # the host is some steps ahead of it
+        if pl_module.device.type == "cuda":  # The host is some steps ahead of the device.
             self.pace = Pace(num_warm_up=1 + MAX_PENDING_STEPS * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)
 
@@ -98,10 +102,13 @@ class Record(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Count the images of all ranks, and measure the speed without the validation after the last batch."""
+        """Count the images of all ranks, and measure the speed.
+
+        The validation after the last batch is not included.
+        """
         self._epoch_images += batch.shard.size
         if trainer.is_last_batch and pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)  # the host is some steps ahead
+            torch.cuda.synchronize(pl_module.device)  # The host is some steps ahead.
         now = time.monotonic()
         if not self.pace.has_begun:
             self._enter("training")
@@ -149,9 +156,12 @@ class Record(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Flush all metrics before a checkpoint: a resume from it does not log them again."""
+        """Flush all metrics before a checkpoint.
+
+        A resume from it does not log them again.
+        """
         if isinstance(pl_module, Classifier):
-            pl_module.wait()  # it logs some steps late
+            pl_module.wait()  # The module logs some steps late.
         for logger in trainer.loggers:
             logger.save()
 
@@ -177,7 +187,7 @@ class Record(L.Callback):
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # now: averages are in their place, and the test loads the best weights
+        # At this time, averages are in their place, and the test has not loaded the best weights.
         if trainer.is_global_zero:
             self.facts["weights_sha256"] = hash_of(pl_module)
 
@@ -193,7 +203,7 @@ class Record(L.Callback):
         reason: str,
         **facts: Any,
     ) -> None:
-        """Write the last status, with more facts: `signal` names the one that stopped the run."""
+        """Write the last status with more facts, such as the `signal` that stopped the run."""
         self.facts |= facts
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
@@ -201,7 +211,7 @@ class Record(L.Callback):
         self.phase = Phase(name, time.monotonic(), int(sum(num_batches)))
 
     def left_s(self, trainer: L.Trainer) -> float | None:
-        """Return the seconds until the end of the training; None before the speed is known."""
+        """Return the seconds until the end of the training, or None while the speed is unknown."""
         num_later = (trainer.max_epochs or 0) - trainer.current_epoch - 1
         return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 
@@ -229,8 +239,8 @@ class Record(L.Callback):
             state=state,
             reason=(self._first_step if is_first_step else reason) or self._note,
             **self.facts,
-            # not current_epoch alone: Lightning counts up after the hooks at the end of an epoch,
-            # where a run may stop
+            # current_epoch alone is not enough. Lightning counts up after the hooks at the end of
+            # an epoch, where a run may stop.
             epoch=min(max(self._epoch, trainer.current_epoch), max_epochs),
             max_epochs=max_epochs,
             step=step,
@@ -254,7 +264,10 @@ class Record(L.Callback):
         )
 
     def _best_of(self, trainer: L.Trainer) -> float | None:
-        """Return the best finite value. The GPU is read only if it has changed: reading waits for the GPU."""
+        """Return the best finite value.
+
+        It is read only if it has changed, because reading waits for the GPU.
+        """
         score = getattr(trainer.checkpoint_callback, "best_model_score", None)
         if score is not self._best_score:
             self._best_score = score
@@ -268,7 +281,10 @@ def _round_digits(value: float | None, digits: int = 1) -> float | None:
 
 
 def _memory_gib(device: torch.device) -> float:
-    """Return the peak memory of this worker: on the GPU in this epoch, or of its process."""
+    """Return the peak memory of this worker in GiB.
+
+    This is the memory on the GPU in this epoch, or the memory of its process without a GPU.
+    """
     if device.type == "cuda":
         used = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Predictions of a test or a validation, calibrated if its checkpoint is."""
+"""Collect the predictions of a test or a validation, calibrated if its checkpoint is."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from lockstep.models.outcomes import Findings, Outcomes
 
 
 class Reliability(L.Callback):
-    """Keeps the `findings` of each test, and of each validation outside a training.
+    """Stores the `findings` of each test, and of each validation outside a training.
 
-    If `is_applied`, it gives the module the calibration of a checkpoint that it loads for them. A
-    training that resumes from one goes on without: its weights change.
+    If `is_applied`, a checkpoint that is loaded for them also restores the calibration of the
+    module. A training that resumes from it continues without, because its weights change.
     """
 
     def __init__(self, *, is_applied: bool) -> None:
@@ -64,6 +64,6 @@ class Reliability(L.Callback):
 
 
 def of(trainer: L.Trainer) -> Reliability | None:
-    """Return that of a trainer; that of a custom module has none."""
+    """Return the callback of a trainer, or None for a trainer of a custom module."""
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     return next((each for each in callbacks if isinstance(each, Reliability)), None)

@@ -15,13 +15,17 @@ from lockstep.distributed.collectives import FlagChannel
 from lockstep.system import internals
 from lockstep.system.signals import SignalFlag
 
-REQUESTED = 1000  # above every signal number: the largest request of all ranks is the reason
+# The largest request of all ranks is the reason, and these are above every signal number.
+REQUESTED = 1000
 TIME_LIMIT = 1001
 LOOK_EVERY_S = 0.2
 
 
 class Stopped(Exception):
-    """The run was stopped and saved before its last epoch, for `reason`; by a `signal`, or trainer.max_time_s."""
+    """The run was stopped and saved before its last epoch, for `reason`.
+
+    It was stopped by a `signal`, by a request, or by trainer.max_time_s.
+    """
 
     def __init__(self, reason: str, signal: str | None, *, is_out_of_time: bool = False) -> None:
         super().__init__(reason)
@@ -31,14 +35,15 @@ class Stopped(Exception):
 
 
 class StopTogether(Checkpoint):
-    """Turns a signal on any rank, a request on rank 0 or the time limit into one decision of all ranks.
+    """Turns a request on any rank into one decision of all ranks.
 
-    `requested` returns the text of a request, empty without one. Before the `checkpoint` is
-    written, `stopping` is called with trainer, module and reason.
+    Requests are a signal on any rank, a request on rank 0, and the time limit. `requested` returns
+    the text of a request, which is empty without one. Before the `checkpoint` is written,
+    `stopping` is called with trainer, module and reason.
 
-    Stops after an optimizer step that is not the last of its epoch, or after the validation and
-    checkpoints of the epoch: a checkpoint in between would skip that validation on resume. A
-    subclass of Checkpoint, because Lightning calls these last.
+    Ranks stop after an optimizer step that is not the last of its epoch, or after the validation
+    and checkpoints of the epoch. A checkpoint in between would skip that validation on resume. This
+    is a subclass of Checkpoint, because Lightning calls these last.
     """
 
     def __init__(
@@ -62,11 +67,14 @@ class StopTogether(Checkpoint):
         self._seen = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Keep our signal handlers, also during the test; Lightning replaces them after this hook."""
+        """Keep our signal handlers, also during the test.
+
+        Lightning replaces them after this hook.
+        """
         internals.keep_signals(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Install the handlers of stop signals again, which other code may have replaced."""
+        """Install the handlers of stop signals again, because other code may have replaced them."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
         self._flag.install()
@@ -80,7 +88,10 @@ class StopTogether(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Decide between two optimizer steps; the request of this step takes effect after the next one."""
+        """Decide between two optimizer steps.
+
+        The request of this step takes effect after the next one.
+        """
         if trainer.is_last_batch or (batch_idx + 1) % micro_batches(pl_module):
             return
         agreed = self._channel.receive()
@@ -89,7 +100,7 @@ class StopTogether(Checkpoint):
         self._channel.send(self.request(trainer))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Decide after validation; a run that is finished anyway is not stopped."""
+        """Decide after validation. A run that is finished anyway is not stopped."""
         agreed = self._channel.agree(self.request(trainer))
         is_finished = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if agreed and not is_finished:
@@ -106,16 +117,18 @@ class StopTogether(Checkpoint):
         return self._seen or self._flag.received
 
     def _stop(self, trainer: L.Trainer, request: int) -> None:
-        stopped = self.stopped(request)  # before another rank can finish and remove the request
+        # The reason is read before another rank can finish and remove the request.
+        stopped = self.stopped(request)
         self._stopping(trainer, trainer.lightning_module, stopped.reason)
         trainer.save_checkpoint(self._checkpoint)
         raise stopped
 
     def stopped(self, request: int) -> Stopped:
         if request == REQUESTED:
-            return Stopped(self._requested() or "requested", None)  # if it was removed meanwhile
+            # The request may have been removed in the meantime.
+            return Stopped(self._requested() or "requested", None)
         if request == TIME_LIMIT:
-            # of another rank
+            # The time limit may be that of another rank.
             limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"
             return Stopped(f"time limit{limit}", None, is_out_of_time=True)
         return Stopped(f"signal {signal.Signals(request).name}", signal.Signals(request).name)

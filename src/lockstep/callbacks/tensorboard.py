@@ -1,9 +1,9 @@
-"""Metrics of a run in TensorBoard.
+"""Write the metrics of a run for TensorBoard.
 
-Event files of train are in the folder of the run, those of validation and test in folders inside
-it. TensorBoard shows each folder with event files as a run, in one colour, and metrics of the same
-name in one chart. So a loss has the same name in all three, and train and validation differ in
-colour.
+Event files of train are in the folder of the run, and those of validation and test are in folders
+inside it. TensorBoard shows each folder with event files as a run in one color, and metrics of the
+same name in one chart. Therefore, a loss has the same name in all three folders, and train and
+validation differ in color.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ from typing_extensions import override
 
 from lockstep.runs.folder import CURVES, RunFolder
 
-# TensorBoard orders charts by these names and opens the first two groups: accuracy and loss
+# TensorBoard orders charts by these names, and opens the first two groups, accuracy and loss.
 TAGS = {name: f"optimization/{name}" for name in ("learning_rate", "gradient_norm", "loss_scale")}
 
 
 def split_and_tag(name: str) -> tuple[str, str]:
-    """Return the split of a metric, and its name in the files of the split: `val/loss` is `loss` of `val`.
+    """Return the split of a metric, and its name in the files of the split.
 
-    `train_step/loss` is `loss/step` of `train`. Metrics of no split are written to the files of
-    `train`.
+    `val/loss` is `loss` of `val`, and `train_step/loss` is `loss/step` of `train`. Metrics without
+    a split are written to the files of `train`.
     """
     group, _, quantity = name.partition("/")
     split, _, kind = group.partition("_")
@@ -36,10 +36,10 @@ def split_and_tag(name: str) -> tuple[str, str]:
 class SplitTensorBoardLogger(TensorBoardLogger):
     """TensorBoard's logger with one name for a metric in all splits, so that they share a chart.
 
-    `val/loss` is written as `loss` to the files of val below the run folder `save_dir`,
+    `val/loss` is written as `loss` to the files of val below the run folder `save_dir`, and
     `train/loss` as `loss` to those of train. TensorBoard drops points of earlier sessions from the
-    optimizer step `purge_step` on, since these steps are trained again; so is an interrupted test
-    after the step before.
+    optimizer step `purge_step` on, because these steps are trained again. An interrupted test is
+    dropped if it followed the step before.
     """
 
     def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:
@@ -57,7 +57,7 @@ class SplitTensorBoardLogger(TensorBoardLogger):
             self.writer(split).add_scalar(tag, value, step)
 
     def writer(self, split: str) -> SummaryWriter:
-        """Return the writer of the event files of a split. Rank 0 only."""
+        """Return the writer of the event files of a split. Only rank 0 may call it."""
         if split == "train":
             return self.experiment
         if split not in self._others:
@@ -69,7 +69,10 @@ class SplitTensorBoardLogger(TensorBoardLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        """Flush the events. Lightning's own method also writes the hyperparameters, which are in config.yaml."""
+        """Flush the events.
+
+        Lightning's own method also writes the hyperparameters, which are in config.yaml.
+        """
         for writer in (self.experiment, *self._others.values()):
             writer.flush()
 

@@ -1,1 +1,1 @@
-"""The commands `python train.py` and `lockstep`."""
+"""Implements the commands `python train.py` and `lockstep`."""

@@ -1,4 +1,4 @@
-"""JSON values of commands that compute in workers, from the files of their folders."""
+"""Prints the JSON values of commands that compute in workers, from the files of their folders."""
 
 from lockstep.config.errors import PREFIX, ConfigError, errors_of
 from lockstep.runs.files import MAX_UNPACKED_BYTES, answer, read_json
@@ -21,7 +21,7 @@ def end_run(folder: RunFolder, code: int) -> None:
 
 
 def end_task(folder: RunFolder) -> None:
-    """Print what the workers of a command computed; that of an evaluation is its report."""
+    """Print what the workers of a command computed, which for an evaluation is its report."""
     if json_output.is_reserved():
         if result := read_json(folder.scores, MAX_UNPACKED_BYTES):
             answer(result.get("report", result))

@@ -1,4 +1,4 @@
-"""`lockstep data check`: counts and checks the images of a configuration, and shows how they are trained on."""
+"""`lockstep data check`: counts and checks images, and shows how they are used in training."""
 
 import contextlib
 import statistics
@@ -23,8 +23,10 @@ from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
 from lockstep.system.wording import describe_similar, plural, size_text
 
-KINDS = (False, "twice", "near")  # of copies: errors, and others
-MAX_PAIRS = 24  # in a picture
+# Duplicates are listed by kind. False stands for those that are errors.
+KINDS = (False, "twice", "near")
+# A sheet of images shows at most this many pairs.
+MAX_PAIRS = 24
 
 if TYPE_CHECKING:
     from lockstep.data.copies import Copies
@@ -40,10 +42,11 @@ def check(
     is_json: bool = False,
     pictures: str | None = None,
 ) -> int:
-    """Check and show the data of these overrides. Returns 1 for broken images, wrong targets, leaks or contradictions.
+    """Check and show the data that these overrides select.
 
-    With `is_json` standard output is one JSON object. `pictures` is a PNG file for the pairs of
-    copies.
+    With `is_json`, standard output is one JSON object. `pictures` is the path of a PNG file for the
+    pairs of duplicates. Returns 1 for broken images, wrong targets, leaks or contradictions. Raises
+    ValueError if the PNG file cannot be written.
     """
     if pictures is not None:
         if Path(pictures).suffix != ".png" or Path(pictures).is_dir():
@@ -66,7 +69,10 @@ def check(
 def _check(
     config: Config, pictures: str | None
 ) -> tuple[list[tuple[str, str | Text]], list[str], dict[str, Any], bool]:
-    """Return rows of a table and lines below it, the same as plain values, and whether there are errors."""
+    """Return the result of the check in several forms, and whether there are errors.
+
+    The forms are rows of a table, lines below it, and the same as plain values.
+    """
     from lockstep.assembly.listed_images import describe_shrinking
     from lockstep.assembly.run_parts import once_a_node, open_source, refuse_shared_groups
     from lockstep.data.copies import find_copies
@@ -76,14 +82,15 @@ def _check(
     progress = Progress("Reading images", "images")
 
     def load(section: Data) -> tuple["Splits", "Decoding | None", list["Splits"]]:
-        # names of a custom function may mean other images in each fold
+        # The names of a custom function may refer to other images in each fold.
         numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
         folds = [section.model_copy(update={"fold": number}) for number in numbers]
         found, *others = (open_source(config.seed, each) for each in (section, *folds))
         return *found, [images for images, _ in others]
 
     images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
-    if images.train.groups is not None:  # a file in two splits is a leak below
+    # Without groups, a file in two splits is a leak, which is reported below.
+    if images.train.groups is not None:
         refuse_shared_groups(config, images)
     threshold = config.data.near_duplicates
     inspection = inspect(images, progress.show, is_near=threshold > 0)
@@ -172,7 +179,10 @@ def _check(
 
 
 def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str:
-    """Draw the first two images of each of the worst copies into a PNG file. Returns what was written, for people."""
+    """Draw the first two images of each of the worst duplicates into a PNG file.
+
+    Returns a line to print that says what was written.
+    """
     if not copies:
         return "no pictures: there are no copies"
     from lockstep.callbacks import plots
@@ -204,7 +214,10 @@ def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str
 
 
 def _counts(config: Config, inspection: "Inspection", split: str) -> str:
-    """Describe the number of images of a split, in all and for each class, or the range of its targets."""
+    """Describe the number of images of a split, in total and per class.
+
+    For numeric targets, the result has their range instead of the numbers per class.
+    """
     import torch
 
     from lockstep.data.splits import describe_counts
@@ -234,11 +247,17 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
         return f"{total} ({'; '.join(ranges)})"
     else:
         return f"{total}, targets of shape {tuple(targets.shape[1:])}"
-    return f"{total} ({describe_counts(names, counts, config.data.balance if split == 'train' else 0)})"
+    return (
+        f"{total} "
+        f"({describe_counts(names, counts, config.data.balance if split == 'train' else 0)})"
+    )
 
 
 def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
-    """Return an error for each split with numbers that are no classes; other targets and tasks need the network."""
+    """Return an error for each split with integer targets that are not class numbers.
+
+    Other targets and tasks are not checked, because they need the network.
+    """
     is_usual = (
         config.task.target == "lockstep.tasks.Classification"
         and config.task.arguments()["loss"] is None
@@ -334,9 +353,15 @@ def _steps(config: Config, num_images: int) -> str:
 
 
 def _first(what: str, copies: Sequence["Copies"]) -> str:
-    """Count copies, and name the images of the first; empty without any."""
+    """Count duplicates, and name the images of the first one.
+
+    The result is empty without any.
+    """
     return (
-        f"{len(copies):,} {what}; first {' = '.join(dict.fromkeys(each.name for each in copies[0].images[:3]))}"
+        (
+            f"{len(copies):,} {what}; first "
+            f"{' = '.join(dict.fromkeys(each.name for each in copies[0].images[:3]))}"
+        )
         if copies
         else ""
     )

@@ -1,4 +1,4 @@
-"""The arguments of `python train.py`: options, and overrides on any side of them."""
+"""Parses the arguments of `python train.py`: options, with overrides before and after them."""
 
 import argparse
 from collections.abc import Sequence

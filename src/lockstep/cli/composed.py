@@ -1,4 +1,4 @@
-"""`--cfg`, and what completes an argument in a shell."""
+"""Implements `--cfg` and the completion of arguments in a shell."""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from lockstep.config.composing.compose import Source
 
 
 def complete(arguments: list[str], source: Source) -> None:
-    """Print what a shell asks for: a script to install, or completions."""
+    """Print what a shell requests, which is a script to install, or completions."""
     with compose.start_hydra(source) as name:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -20,11 +20,14 @@ def complete(arguments: list[str], source: Source) -> None:
 
 
 def show(arguments: Namespace, typed: Sequence[str], source: Source) -> None:
-    """Print the configuration of some overrides, and that of Hydra. Raises ConfigError."""
+    """Print the configuration of some overrides, and that of Hydra.
+
+    Raises ConfigError for the errors of the overrides.
+    """
     try:
         cfg = compose.compose_config(typed, source, with_hydra=True)
     except compose.REFUSALS:
-        overrides.plan(typed, source)  # raises their errors
+        overrides.plan(typed, source)  # This call raises their errors.
         raise
     with hydra_job.hydra_config(cfg), read_write(cfg.hydra):
         if arguments.resolve:

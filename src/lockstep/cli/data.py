@@ -1,4 +1,4 @@
-"""`lockstep data`: its commands check images, or download what a training needs."""
+"""`lockstep data`: checks images, or downloads what a training needs."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
-    text = "check all images for errors, near and equal copies, leaks between splits; exit code 1 for errors"
+    text = (
+        "check all images for errors, near and equal copies, leaks between splits; "
+        "exit code 1 for errors"
+    )
     check = commands.add_parser("check", help=text, description=text)
     _add_overrides(check)
     text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"

@@ -1,8 +1,8 @@
-"""Type, range and meaning of settings, as texts for `--help` and docs/configuration.md. No torch.
+"""Describes the type, range and meaning of settings, for `--help` and docs/configuration.md.
 
-Sections have them in their fields. The parameters of Lockstep's own callables have them in their
-signatures, which need torch; conf/lockstep.schema.json, which is written from these signatures, has
-them here.
+The module does not import torch. Sections have the descriptions in their fields. The parameters of
+Lockstep's own callables have them in their signatures, which need torch. conf/lockstep.schema.json
+is written from these signatures and has their descriptions.
 """
 
 import json
@@ -16,7 +16,10 @@ from lockstep.system.trees import at
 
 
 def describe(tree: dict[str, Any], path: list[str]) -> tuple[str, str]:
-    """Return type and range, and the meaning, of the key at `path`. Both are empty for another library."""
+    """Return type and range, and the meaning, of the key at `path`.
+
+    Both are empty for a parameter of another library.
+    """
     *above, name = path
     section_type = section(tree, above)
     field = fields(section_type).get(name) if section_type is not None else None
@@ -28,7 +31,7 @@ def describe(tree: dict[str, Any], path: list[str]) -> tuple[str, str]:
 
 
 def purpose(tree: dict[str, Any], name: str) -> str:
-    """Describe a section at the top of a configuration in one line."""
+    """Describe a top-level section of a configuration in one line."""
     rule = _rules().get(str(at(tree, [name, "_target_"])))
     if rule is not None:
         return rule["description"]

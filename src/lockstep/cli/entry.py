@@ -1,4 +1,4 @@
-"""First steps of a command, before imports that take most of a second."""
+"""Runs the first steps of a command, before imports that take most of a second."""
 
 import contextlib
 import os
@@ -15,11 +15,15 @@ from lockstep.system.signals import STOP_SIGNALS, report_end
 
 
 def begin() -> None:
-    """Let this command outlive its terminal. Until a run starts, a signal ends it with a one-line message."""
+    """Let this command outlive its terminal.
+
+    Until a run starts, a signal ends the command with a one-line message.
+    """
     output.outlive()
     for number in STOP_SIGNALS:
         signal.signal(number, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by the process of a job
+    # The process of a job blocks these signals.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -28,10 +32,10 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def start_training() -> None:
-    """Start importing torch in the fork server, unless the command line contains --help.
+    """Start importing torch in the fork server.
 
-    A process of torchrun or srun computes itself. Exits with one line for wrong variables of a
-    launcher.
+    Does nothing if the command line has an option such as --help. A process of torchrun or srun
+    computes itself and needs no fork server. Exits with one line for wrong variables of a launcher.
     """
     try:
         world = outer_world(os.environ)
@@ -42,9 +46,10 @@ def start_training() -> None:
         word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:]
     )
     if not is_help and (world is None or world.world_size == 1):
-        from lockstep.system import processes  # imports multiprocessing
+        # This module imports multiprocessing.
+        from lockstep.system import processes
 
-        # the current folder no longer exists; the command reports it
+        # The current folder may no longer exist, which the command reports.
         with contextlib.suppress(FileNotFoundError):
             processes.start_server()
 

@@ -1,4 +1,7 @@
-"""`lockstep export`: the network of a run as a file for other programs, checked on images of the run."""
+"""`lockstep export`: writes the network of a run to a file for other programs.
+
+The file is checked on images of the run.
+"""
 
 import argparse
 from pathlib import Path
@@ -13,7 +16,10 @@ NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
 
 def run_export(arguments: argparse.Namespace, current: Path) -> int:
-    """Write the network of a checkpoint to a file. Returns the exit code. Raises FileNotFoundError or ValueError."""
+    """Write the network of a checkpoint to a file, and return the exit code.
+
+    Raises FileNotFoundError or ValueError.
+    """
     hint = "remove it, the file computes in float32"
     inference.refuse_training_overrides(arguments.overrides, hint)
     missing = [name for name in NEEDED if not signatures.is_there(name)]

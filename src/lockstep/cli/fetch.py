@@ -1,4 +1,7 @@
-"""`lockstep data fetch`: downloads the data and weights of a training, for jobs on nodes without a network."""
+"""`lockstep data fetch`: downloads the data and weights of a training.
+
+Jobs on nodes without a network can then use them.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +16,10 @@ from lockstep.system.wording import plural
 
 
 def fetch(typed: Sequence[str], source: compose.Source) -> int:
-    """Download what a training with these overrides needs, and print where it is. Returns the exit code."""
+    """Download what a training with these overrides needs, and print where it is.
+
+    Returns the exit code.
+    """
     config = overrides.check(typed, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
@@ -28,7 +34,7 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
         )
     changes: dict[str, object] = {"download": True} if "download" in data.arguments() else {}
     if not is_url:
-        changes["copy_to"] = None  # the nodes copy what is here
+        changes["copy_to"] = None  # The nodes copy the files of this machine.
     section = data.model_copy(update=changes)
     data_presence.check(section)
     data_presence.check_weights(config)

@@ -1,4 +1,7 @@
-"""Prints `python train.py --help`: all groups and settings, or some of them; explains options of other programs."""
+"""Prints `python train.py --help`, with all groups and settings or some of them.
+
+Also explains options of other programs.
+"""
 
 import shutil
 import textwrap
@@ -17,10 +20,12 @@ from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.trees import leaves
 from lockstep.system.wording import question
 
-WIDEST = 100  # columns
-LEFT = 34  # columns of settings; a longer one stands above its meaning
+WIDEST = 100  # columns of text
+# Settings have this many columns, and a longer one stands above its meaning.
+LEFT = 34
 MIN_MEANING_WIDTH = 20  # columns of meanings
-ELSEWHERE = "benchmark"  # a group that a training does not read
+# A training does not read this group.
+ELSEWHERE = "benchmark"
 NO_BREAK = "\xa0"
 HEAD = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
 EXAMPLES = (
@@ -49,11 +54,13 @@ FIRST = (
 )
 FOOT = """
 null removes a callback or a logger: callbacks.timer=null. + sets a parameter that is not listed: \
-+callbacks.checkpoint.every_n_epochs=2. --trust resumes a copied run, or one of another project or user: \
++callbacks.checkpoint.every_n_epochs=2. --trust resumes a copied run, \
+or one of another project or user: \
 its code and commands run here. --cfg job prints the composed settings.
 """
 BENCHMARK = """\
-Train the chosen experiment in every environment of these machines, and report whether more workers are faster.
+Train the chosen experiment in every environment of these machines, \
+and report whether more workers are faster.
 
   lockstep benchmark                                   scikit-learn's digits
   lockstep benchmark experiment=fashion_mnist benchmark.budget_s=120
@@ -62,14 +69,16 @@ Train the chosen experiment in every environment of these machines, and report w
 
 null removes an environment. To add one:
   '+benchmark.environments.two={strategy:ddp,devices:2,scale_with_workers:true}'
-Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, 130 after Ctrl-C (143 after SIGTERM).
+Exit code: 0, 1 if an environment failed, 2 for a wrong configuration, \
+130 after Ctrl-C (143 after SIGTERM).
 """
 
 
 def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
-    """Print all groups and settings, or those that words without a value name: `trainer`, `trainer.max_epochs`.
+    """Print all groups and settings, or some of them.
 
-    Raises ConfigError for other names.
+    The words without a value in `overrides`, such as `trainer` or `trainer.max_epochs`, select the
+    groups and settings to print. Raises ConfigError for other names.
     """
     names = [text for text in overrides if "=" not in text and not text.startswith("~")]
     typed = [text for text in overrides if text not in names]
@@ -77,7 +86,7 @@ def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
         cfg = compose_config(typed, source)
     except REFUSALS:
         if names:
-            plan(typed, source)  # raises their errors
+            plan(typed, source)  # This call raises their errors.
         cfg = compose_config((), source)
     tree: Any = OmegaConf.to_container(cfg)
     for name in names:
@@ -93,7 +102,8 @@ def _print_all(tree: dict[str, Any], options: Groups) -> None:
     _print_text(f"{HEAD.format(command=command)}\n\n")
     examples = [(line.format(command=command), meaning) for line, meaning in EXAMPLES]
     _print_rows(examples, max(len(line) for line, meaning in examples if meaning))
-    if command != SCRIPTLESS:  # Hydra's completion reads its first word alone
+    # Hydra's completion reads only the first word of the command.
+    if command != SCRIPTLESS:
         _print_text(COMPLETION.format(command=command))
     print("\nMost common settings")
     for name in FIRST:
@@ -104,13 +114,17 @@ def _print_all(tree: dict[str, Any], options: Groups) -> None:
         max(map(len, options)),
     )
     print("\nAll settings")
-    for name in sorted(tree, key=lambda name: isinstance(tree[name], dict)):  # sections last
+    # Sections come last.
+    for name in sorted(tree, key=lambda name: isinstance(tree[name], dict)):
         _print_section(tree, name)
     _print_text(FOOT)
 
 
 def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
-    """Print the options and settings of a group or a section, or one setting."""
+    """Print the options and settings of a group or a section, or one setting.
+
+    Raises ConfigError for an unknown name.
+    """
     if name not in options and not list(_rows(tree, name)):
         path = name.split(".")
         fix = question(
@@ -136,19 +150,25 @@ def show_benchmark(source: Source) -> None:
 
 
 def option_error(option: str, text: str, source: Source) -> Error:
-    """Describe an option that no training has; the fix is that of its text as a setting, or this text."""
+    """Describe an option that no training has.
+
+    The fix is the one for its text as a setting, or to write this text.
+    """
     fixes = [f"write {text}"]
     try:
         plan([text], source)
     except ConfigError as error:
-        # other errors are about settings that it needs
+        # Other errors are about settings that the typed one needs.
         own = (text.partition("=")[0], text, repr(text))
         fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
     return Error("unknown", option, "is not an option", fixes[0])
 
 
 def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
-    """Yield the settings in a section or a part of it, or one setting: with its value, and its meaning."""
+    """Yield settings with their value, and their meaning.
+
+    They are the settings in a section or in a part of it, or one setting.
+    """
     head = name.partition(".")[0]
     for key, value in leaves(tree[head], head) if head in tree else ():
         if f"{key}.".startswith(f"{name}.") and not key.endswith("._partial_"):
@@ -164,12 +184,16 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
         word if len(word) <= MIN_MEANING_WIDTH else word.replace("|", " | ")
         for word in kind.split(" ")
     ]
-    blank = NO_BREAK if len(kind) <= MIN_MEANING_WIDTH else " "  # a short type stays on one line
+    # A short type stays on one line.
+    blank = NO_BREAK if len(kind) <= MIN_MEANING_WIDTH else " "
     return " ".join(filter(None, [meaning, blank.join(words)]))
 
 
 def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
-    """Print two columns; a name that is longer than the left one stands above its meaning."""
+    """Print two columns.
+
+    A name that is longer than the left column stands above its meaning.
+    """
     left = left if _width() - left - 4 >= MIN_MEANING_WIDTH else 4
     for name, meaning in rows:
         lines = _wrap(meaning, _width() - left - 4)
@@ -180,7 +204,7 @@ def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
 
 
 def _print_text(text: str) -> None:
-    """Print a text broken into lines, except for the indented ones, which are commands."""
+    """Print a text broken into lines, except for indented lines, which are commands."""
     for line in text.splitlines():
         print(line if line.startswith(" ") else "\n".join(_wrap(line, _width())))
 
@@ -191,5 +215,5 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def _width() -> int:
-    """Return the columns of the terminal, 80 without one."""
+    """Return the columns of the terminal, or 80 without one, within the limits of this module."""
     return max(2 * MIN_MEANING_WIDTH, min(WIDEST, shutil.get_terminal_size().columns))

@@ -1,4 +1,7 @@
-"""`lockstep eval`, `predict`, `embed` and `labels`: by workers of this machine, a launcher's processes, or as a job."""
+"""Implements `lockstep eval`, `predict`, `embed` and `labels`.
+
+They compute in workers on this machine, in a launcher's processes, or as a job.
+"""
 
 import argparse
 import os
@@ -35,9 +38,9 @@ from lockstep.runs import gate, naming
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
-# overrides of no use here
+# These overrides have no effect on a trained network.
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")
-# options that the command of a job repeats
+# The command of a job repeats these options.
 VALUES = (
     *("split", "output", "pictures", "top_k", "max_error", "checkpoint"),
     *("devices", "strategy", "precision", "job"),
@@ -45,7 +48,10 @@ VALUES = (
 
 
 def infer(arguments: argparse.Namespace, current: Path) -> int:
-    """Evaluate a run, predict, embed or judge labels with it, in the project `current`. Returns the exit code."""
+    """Evaluate a run, predict, embed or judge labels with it, in the project `current`.
+
+    Returns the exit code.
+    """
     task, read = COMMANDS[arguments.command]
     options = read(arguments)
     try:
@@ -83,7 +89,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
 
 
 def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
-    """Raise ConfigError for an override that only a training takes."""
+    """Raise ConfigError for an override that only a training accepts."""
     for text in texts:
         if text.lstrip("+~").startswith(OF_A_TRAINING):
             hint = precision_hint if "precision" in text else "remove it"
@@ -97,12 +103,15 @@ def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
 def open_run(
     arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
 ) -> tuple[RunFolder, Path, Config, compose.Source]:
-    """Return the folder, checkpoint, settings and modules of a run, for the project in the folder `current`."""
+    """Return the folder, checkpoint, configuration and modules of a run.
+
+    They are those for the project in the folder `current`.
+    """
     folder = naming.find(arguments.run)
     if not arguments.trust:
         gate.need_readable(folder)
     if arguments.checkpoint is None:
-        checkpoint = folder.path  # nothing is loaded
+        checkpoint = folder.path  # No checkpoint is loaded.
     else:
         checkpoint = checkpoints.requested_checkpoint(
             folder, arguments.checkpoint, option="--checkpoint {}"
@@ -144,14 +153,18 @@ def _prediction(arguments: argparse.Namespace) -> PredictOptions:
 def _embedding(arguments: argparse.Namespace) -> EmbedOptions:
     if not arguments.output.endswith(".npy"):
         raise ValueError(f"--output {arguments.output} is not named as an array: use features.npy.")
-    _output(f"{arguments.output}.csv")  # names of its rows
+    _output(f"{arguments.output}.csv")  # The CSV file has the names of the rows.
     source, output = _source(arguments), _output(arguments.output)
     assert output is not None
     return EmbedOptions(source, output, arguments.strict)
 
 
 def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
-    """Return what judges labels; a sweep becomes one of its runs, with the files of predictions of all folds."""
+    """Return the options of a command that judges labels.
+
+    A sweep is replaced by one of its runs, with the files of predictions of all folds. Raises
+    ValueError for an output that exists or cannot be written.
+    """
     output = Path(arguments.output).resolve()
     if output.suffix != ".csv":
         raise ValueError(f"--output {arguments.output} is not named as a CSV file: use labels.csv.")
@@ -166,12 +179,16 @@ def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
 
     folds = out_of_fold.of_best(Path(arguments.run).resolve())
     arguments.run = str(folds[0].path)
-    arguments.devices, arguments.checkpoint = "1", None  # which only draws
+    # The command then only draws, which needs one worker and no checkpoint.
+    arguments.devices, arguments.checkpoint = "1", None
     return LabelsOptions(output, [fold.fold_rows for fold in folds])
 
 
 def _source(arguments: argparse.Namespace) -> str:
-    """Return a split of the run, or the path of a file or folder, which becomes absolute."""
+    """Return a split of the run, or the absolute path of a file or folder.
+
+    Raises FileNotFoundError if the path does not exist.
+    """
     if arguments.source not in ("val", "test"):
         if not Path(arguments.source).exists():
             raise FileNotFoundError(
@@ -198,7 +215,10 @@ def _output(name: str | None) -> Path | None:
 
 
 def _pictures(name: str | None) -> Path | None:
-    """Return the absolute path of the folder of an evaluation's pictures, which is new or empty."""
+    """Return the absolute path of the folder for the images of an evaluation.
+
+    Raises ValueError unless the folder is new or empty.
+    """
     if name is None:
         return None
     folder = Path(name).resolve()
@@ -225,14 +245,15 @@ def _devices(text: str | None) -> int | list[int] | None:
 
 
 def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
-    """Run a task in workers of this machine, or as a rank of a launcher. Returns the exit code.
+    """Run a task in workers on this machine, or as a rank of a launcher.
 
-    Logs are in the folder of the `job`, or in a temporary one, for a launcher in outputs/, which
-    all machines see.
+    Logs are in the folder of the `job`, or in a temporary one. For a launcher, the temporary folder
+    is in outputs/, which all machines see. Returns the exit code.
     """
     world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
     if known is not None and (world is None or world.rank == 0):
-        known.forget_end()  # of this job before it was requeued
+        # The folder still records the end of this job before it was requeued.
+        known.forget_end()
     request = {"trained": trained, "options": options}
     workers = resolve_workers(trained.config)
     if world is None:
@@ -262,7 +283,10 @@ def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None
 
 @contextmanager
 def _temporary_logs(task: Task) -> Iterator[RunFolder]:
-    """Create a folder in outputs/ for the logs of a task, and remove it at the end."""
+    """Create a folder in outputs/ for the logs of a task, and remove it at the end.
+
+    Raises ConfigError if outputs/ cannot be written.
+    """
     outputs = Path("outputs").resolve()
     if (error := refusals.write_obstacle(outputs)) is not None:
         raise ConfigError(error)
@@ -270,15 +294,16 @@ def _temporary_logs(task: Task) -> Iterator[RunFolder]:
     with tempfile.TemporaryDirectory(
         prefix=f".{task.__name__}-",
         dir=outputs,
-        ignore_cleanup_errors=True,  # others may still write their logs
+        # Other processes may still write their logs.
+        ignore_cleanup_errors=True,
     ) as path:
         yield RunFolder(Path(path))
 
 
 def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:
-    """Submit the command for `names`, a run or sweep if it has one, as a job in a new folder below outputs/.
+    """Submit the command as a job in a new folder below outputs/.
 
-    Returns the exit code.
+    `names` has the run that the command uses, or the sweep that contains it. Returns the exit code.
     """
     from lockstep.cluster import submission
 

@@ -1,4 +1,4 @@
-"""`lockstep machine`: the hardware of this machine, and a command that uses it."""
+"""`lockstep machine`: prints the hardware of this machine, and a command that uses it."""
 
 import os
 import sys
@@ -14,7 +14,10 @@ from lockstep.system.wording import size_text
 
 
 def show_machine(*, is_json: bool) -> int:
-    """Print the machine. Returns the exit code, 1 if torch does not answer."""
+    """Print the hardware of this machine.
+
+    Returns the exit code, which is 1 if torch cannot use the GPUs.
+    """
     gpus, error = processes.call(_gpus) if hardware.num_visible_gpus() else ([], "")
     facts = {
         "gpus": gpus,
@@ -23,7 +26,7 @@ def show_machine(*, is_json: bool) -> int:
         "memory_bytes": hardware.memory_bytes(),
         "free_bytes": hardware.available_bytes(),
         "scratch": hardware.scratch_disks(),
-        # on CPUs one process with all threads of a machine is faster than several
+        # On CPUs, one process with all threads of a machine is faster than several processes.
         "command": training_command() + (f" trainer.devices={len(gpus)}" if gpus else ""),
     }
     if is_json:
@@ -36,7 +39,10 @@ def show_machine(*, is_json: bool) -> int:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
-    """Return the GPUs as torch sees them, or its error. It starts CUDA on each, which takes some memory there."""
+    """Return the GPUs as torch sees them, or the error of torch.
+
+    This starts CUDA on each GPU, which takes some memory there.
+    """
     import torch
 
     from lockstep.assembly.precision import bfloat16_unit
@@ -57,7 +63,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
             ]
             found.append(gpu)
         return found, ""
-    except RuntimeError as error:  # of the driver
+    except RuntimeError as error:
+        # The driver raises this error.
         return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"
 
 
@@ -84,7 +91,8 @@ def _show(facts: dict[str, Any]) -> None:
         ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),
         (
             "memory",
-            f"{size_text(facts['memory_bytes'])}{f', {size_text(free)} free' if free is not None else ''}",
+            f"{size_text(facts['memory_bytes'])}"
+            f"{f', {size_text(free)} free' if free is not None else ''}",
         ),
     ]
     for name, disk in facts["scratch"].items():

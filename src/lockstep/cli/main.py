@@ -1,6 +1,6 @@
-"""The command `lockstep`; `lockstep --help` lists its subcommands.
+"""Implements the command `lockstep`; `lockstep --help` lists its subcommands.
 
-Each subcommand is a function that declares its arguments, and below it the function that runs it.
+Each subcommand has a function that declares its arguments, and below it the function that runs it.
 """
 
 import argparse
@@ -26,15 +26,20 @@ from lockstep.system.signals import STOP_SIGNALS
 if TYPE_CHECKING:
     from lockstep.config.composing.compose import Source
 
-NEW = "Create a project with its own data source, network, task and settings, and a test of exact training."
+NEW = (
+    "Create a project with its own data source, network, task and settings, "
+    "and a test of exact training."
+)
 VERIFYING = """\
-Trains two epochs of three steps in float64 with 1 worker, and compares with several workers: even shards, uneven
-shards, an empty shard, and a resume with another number of workers. Exit code 0: equal up to rounding; 1: different,
+Trains two epochs of three steps in float64 with 1 worker, and compares with several workers: \
+even shards, uneven
+shards, an empty shard, and a resume with another number of workers. \
+Exit code 0: equal up to rounding; 1: different,
 and the first difference is printed, or a training failed; 2: errors in the configuration.
 """
-AddParser = Callable[..., argparse.ArgumentParser]  # of a parser of commands
+AddParser = Callable[..., argparse.ArgumentParser]  # Adds a parser of a command.
 PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
-# help of arguments that several commands have
+# Several commands share the help of these arguments.
 OVERRIDES = "as for lockstep train"
 RUN = "run folder, or latest"
 SOURCE = "image file, folder of images, or split of the run's data: val or test"
@@ -74,7 +79,8 @@ def _command() -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        separator = " " if error.errno == errno.EPERM else ": "  # a sentence of runs/gate.py
+        # The message of an EPERM error is a sentence of runs/gate.py.
+        separator = " " if error.errno == errno.EPERM else ": "
         path = display_path(Path(error.filename))
         json_output.fail(f"{path}{separator}{error.strerror}", code="access")
     return EXIT_CONFIG
@@ -133,9 +139,10 @@ def _declare(
     has_workers: bool = False,
     **settings: Any,
 ) -> argparse.ArgumentParser:
-    """Add a command; `function` runs it, imports what it needs, and returns the exit code.
+    """Add a command, and return its parser.
 
-    A command that `has_workers` keeps the signal handlers of `entry.begin` until its workers start.
+    `function` runs the command, imports what it needs, and returns the exit code. A command that
+    `has_workers` keeps the signal handlers of `entry.begin` until its workers start.
     """
     parser = add_parser(name, **{"help": text, "description": text, **settings})
     parser.set_defaults(function=function, has_workers=has_workers)
@@ -171,13 +178,14 @@ def _add_worker_options(parser: argparse.ArgumentParser) -> None:
         choices=PRECISIONS,
         help="default: float32, of a run in float64 that",
     )
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)  # its folder
+    # The value is the folder of the job.
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
 
 
 def _current_folder() -> Path:
-    """Return the folder of the project: the current one, in a job the copy of it.
+    """Return the folder of the project, which is the current one, or in a job the copy of it.
 
-    Exits if it was removed.
+    Exits if the current folder was removed.
     """
     from lockstep.config import errors
     from lockstep.config.saved import project
@@ -193,7 +201,7 @@ def _current_folder() -> Path:
 def _enter_project() -> "Source":
     """Let this process find the modules of the project in the current folder.
 
-    Returns its configuration.
+    Returns the source of its configuration.
     """
     from lockstep.config.composing import compose
     from lockstep.config.saved import project
@@ -433,12 +441,18 @@ def _declare_labels(add_parser: AddParser) -> None:
     parser.add_argument(
         "run",
         metavar="SWEEP|RUN",
-        help="SWEEP over folds, which judges all images; or a run folder, whose val and test images are judged",
+        help=(
+            "SWEEP over folds, which judges all images; or a run folder, "
+            "whose val and test images are judged"
+        ),
     )
     parser.add_argument(
         "--output",
         default="labels.csv",
-        help="CSV file to write, with a row for each image, and pictures next to it (.png); default: labels.csv",
+        help=(
+            "CSV file to write, with a row for each image, and pictures next to it (.png); "
+            "default: labels.csv"
+        ),
     )
     _add_network_options(parser)
     _add_worker_options(parser)
@@ -527,7 +541,10 @@ def _declare_export(add_parser: AddParser) -> None:
     parser.add_argument("run", help=RUN)
     parser.add_argument(
         "--output",
-        help="file to write: NAME.onnx, or NAME.pt2 for torch.export; default: network.onnx in the run folder",
+        help=(
+            "file to write: NAME.onnx, or NAME.pt2 for torch.export; "
+            "default: network.onnx in the run folder"
+        ),
     )
     parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
     _add_network_options(parser)
@@ -568,7 +585,8 @@ def _run_board(arguments: argparse.Namespace) -> int:
 
         folder = Path(arguments.logdir)
         return serve_board(folder, arguments.host, arguments.port, arguments.training_hosts)
-    except KeyboardInterrupt:  # ends it, also while it starts
+    except KeyboardInterrupt:
+        # Ctrl-C ends the board, also while it starts.
         return 0
 
 

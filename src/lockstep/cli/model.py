@@ -1,4 +1,4 @@
-"""`lockstep model`: the layers of the network of a configuration, by Lightning's summary."""
+"""`lockstep model`: prints the layers of a configured network, with Lightning's summary."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> int:
-    """Print the layers of the network for the images of these overrides. Returns the exit code. Raises ConfigError."""
+    """Print the layers of the network for the images that these overrides select.
+
+    Returns the exit code. Raises ConfigError.
+    """
     config = build.settle_config(overrides.check(typed, source).configs[0])
     if config.has_own_module:
         raise ConfigError(
@@ -39,8 +42,12 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
         net = build.build(config.model, in_channels=shape[0], num_classes=num_classes)
     try:
         print(summary_of(net, shape, depth))
-    except Exception as error:  # of custom code, or of images that are too small
-        problem = f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: {one_line(error)})"
+    except Exception as error:
+        # Custom code may raise any error, and so may images that are too small.
+        problem = (
+            f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: "
+            f"{one_line(error)})"
+        )
         raise ConfigError(
             Error("failed", f"model._target_={config.model.target}", located(problem, error))
         ) from error
@@ -48,7 +55,10 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
 
 
 def summary_of(net: "nn.Module", image_shape: Sequence[int], depth: int) -> "ModelSummary":
-    """Return the summary of a network for one image of zeros, to `depth` levels of layers."""
+    """Return the summary of a network for one image of zeros, to `depth` levels of layers.
+
+    `image_shape` is (C, H, W).
+    """
     import lightning as L
     import torch
     from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary

@@ -1,4 +1,4 @@
-"""`lockstep schema`: a JSON Schema of the files in conf/, for editors."""
+"""`lockstep schema`: prints a JSON Schema of the files in conf/, for editors."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,10 @@ def show_schema(project: Path) -> int:
 
 
 def json_schema(source: Source) -> dict[str, Any]:
-    """Return the schema; it suggests the options in the folders of `source`, and also accepts others."""
+    """Return the schema of the files in conf/.
+
+    It suggests the options in the folders of `source`, and also accepts others.
+    """
     schema = json.loads(SCHEMA.read_text("utf-8"))
     schema["$defs"]["defaults"] = defaults(source)
     return schema

@@ -1,4 +1,4 @@
-"""`python train.py` and `lockstep train`: a run, a sweep, or a page of help."""
+"""`python train.py` and `lockstep train`: starts a run or a sweep, or prints help."""
 
 import contextlib
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def run_command(project: Path, words: Sequence[str]) -> int:
-    """Do what these arguments ask for. Returns 0, or exits with another code.
+    """Run the command that these arguments describe.
 
-    `project` is the folder with the `conf` and modules of this command.
+    `project` is the folder with the `conf` and modules of this command. Returns 0, or exits with
+    another code.
     """
     arguments = command_line.parse(words)
     if arguments.version:
@@ -62,14 +63,17 @@ def run_command(project: Path, words: Sequence[str]) -> int:
 
 
 def _enter(folder: Path, arguments: "Namespace") -> "Source":
-    """Let this process find the modules of the project. Returns the source of its configuration. Raises ConfigError."""
+    """Let this process find the modules of the project.
+
+    Returns the source of its configuration. Raises ConfigError.
+    """
     from lockstep.config import saved_run
     from lockstep.config.composing import compose
     from lockstep.config.errors import ConfigError
     from lockstep.config.saved import project
 
     run = None
-    with contextlib.suppress(ConfigError):  # reported later, unless this is --help
+    with contextlib.suppress(ConfigError):  # The error is reported later, unless this is --help.
         run = None if arguments.trust else saved_run.run_to_resume(arguments.overrides)
     project.enter(folder, run)
     source = compose.source_of(folder)

@@ -1,1 +1,4 @@
-"""Jobs: runs and other commands in SLURM, or in the background of this machine. Their folders have the records."""
+"""Jobs: runs and other commands in SLURM, or in the background of this machine.
+
+Their folders have the records.
+"""

@@ -1,4 +1,7 @@
-"""Jobs in the background of this machine: a process in its own session, which outlives the terminal."""
+"""Jobs in the background of this machine.
+
+A job is a process in its own session, which outlives the terminal.
+"""
 
 import fcntl
 import os
@@ -27,13 +30,18 @@ def new_id() -> str:
 
 
 def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tuple[str, Path, int]:
-    """Start the process of a run, with the signals blocked until it can handle them. Returns its id, log and pid."""
+    """Start the process of a run, and return its id, log and pid.
+
+    Its signals are blocked until it can handle them. Raises ConfigError if the run already has a
+    job.
+    """
     job_id = new_id()
     folder.job_files.mkdir(exist_ok=True)
     log = folder.job_files / f"{job_id}_0_log.out"
     lock = os.open(folder.job_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # shared with the process, until it ends
+        # The lock is shared with the process until it ends.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with open_to_append(log) as file:
             process = subprocess.Popen(
                 ["bash", "-c", script(cluster, folder, code, job_id)],

@@ -1,4 +1,7 @@
-"""A copy of the project's source for each submission: later edits do not affect a waiting job."""
+"""A copy of the project's source for each submission.
+
+Later edits do not affect a waiting job.
+"""
 
 import os
 import shutil
@@ -8,34 +11,34 @@ from pathlib import Path
 from lockstep.system import provenance
 from lockstep.system.processes import OTHERS
 
-NEW = ("*.py", "*.pyi", "conf")  # copied before they are added to git
-RUNS = "outputs"  # at any depth: a command may be started in a folder of the project
+NEW = ("*.py", "*.pyi", "conf")  # These files are copied before they are added to git.
+RUNS = "outputs"  # at any depth, because a command may be started in a subfolder of the project
 
 
 def files(root: Path) -> list[Path]:
     """List the files of the project relative to `root`.
 
-    They are those that git tracks, and of others that it does not ignore Python files and all of
-    conf. If it tracks nothing here, they are src, conf, and the Python files next to them and in
-    packages there.
+    They are those that git tracks. Of other files that git does not ignore, Python files and
+    everything in conf are included. If git tracks nothing here, they are src, conf, and the Python
+    files next to them and in packages there.
     """
     tracked = _git(root, "ls-files", "-z")
     others = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *NEW)
     names = [Path(os.fsdecode(name)) for name in (tracked + others).split(b"\0") if name]
     paths = names if tracked else _files_without_git(root)
-    # neither deleted files nor other repositories
+    # Deleted files and other repositories are left out.
     return sorted({path for path in paths if RUNS not in path.parts and (root / path).is_file()})
 
 
 def freeze(root: Path, base: Path) -> Path:
     """Copy the files of the project at `root`, and its commit, into a new folder of `base`."""
     target = next_folder(base)
-    target.mkdir(parents=True)  # even without code
+    target.mkdir(parents=True)  # The folder exists even without code.
     for path in files(root):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / path, target / path)
         mode = (root / path).stat().st_mode
-        (target / path).chmod(mode & ~OTHERS)  # of a project that a group shares
+        (target / path).chmod(mode & ~OTHERS)  # A group may share the project.
     (target / provenance.FROZEN_COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
     return target
 
@@ -55,7 +58,7 @@ def _files_without_git(root: Path) -> list[Path]:
 
 
 def _git(root: Path, *arguments: str) -> bytes:
-    """Return the output of git, empty without git or a repository."""
+    """Return the output of git, which is empty without git or a repository."""
     words = ["git", "-C", root, *arguments]
     try:
         return subprocess.run(words, capture_output=True, check=True).stdout

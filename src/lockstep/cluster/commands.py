@@ -1,4 +1,7 @@
-"""`lockstep jobs`: lists and controls submitted runs, from any shell; the records are in the run folders."""
+"""`lockstep jobs`: lists and controls submitted runs, from any shell.
+
+The records are in the run folders.
+"""
 
 import argparse
 import shlex
@@ -90,7 +93,8 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         print_json([jobs.job_facts(job) for job in chosen_jobs])
     elif not chosen_jobs:
         print(
-            "No jobs: submit a run with cluster=slurm or cluster=local, or choose another --folder.",
+            "No jobs: submit a run with cluster=slurm or cluster=local, "
+            "or choose another --folder.",
             file=sys.stderr,
         )
     else:
@@ -173,7 +177,7 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    # with pydantic and Hydra, which the other commands do not need
+    # This imports pydantic and Hydra, which the other commands do not need.
     from lockstep.cluster import submission
 
     for job in chosen_jobs:

@@ -1,9 +1,10 @@
-"""The process of a job: trains its run or executes its command, and exits with the code that requeues it or not.
+"""The process of a job, which trains its run or executes its command.
 
-A signal -> the stop flag of all ranks -> a checkpoint between two steps -> exit code REQUEUE of
-rank 0 -> the script of the job, which is outside of any container, calls `scontrol requeue` -> the
-same folder. Lightning requeues on SIGUSR1 and submitit on SIGUSR2, both inside signal handlers:
-neither does here.
+It exits with a code that decides whether the job is requeued. A signal sets the stop flag of all
+ranks, which save a checkpoint between two steps. Rank 0 then exits with code REQUEUE. The script of
+the job, which is outside of any container, calls `scontrol requeue`, and the job continues in the
+same folder. Lightning requeues on SIGUSR1 and submitit on SIGUSR2, both inside signal handlers.
+Neither does so here.
 """
 
 import os
@@ -27,35 +28,39 @@ from lockstep.system.signals import STOP_SIGNALS
 from lockstep.system.wording import plural
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
-# starts every process of a job: blocks the signals until the run can handle them
+# This starts every process of a job. It blocks the signals until the run can handle them.
 HOLD = (
     "import os, signal, sys; "
-    f"signal.pthread_sigmask(signal.SIG_BLOCK, [{', '.join(f'signal.{number.name}' for number in HELD)}]); "
+    "signal.pthread_sigmask(signal.SIG_BLOCK, "
+    f"[{', '.join(f'signal.{number.name}' for number in HELD)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
-# replaces EXIT_STOPPED if the scheduler stopped the run; only the script of the job sees it
+# This replaces EXIT_STOPPED if the scheduler stopped the run. Only the script of the job sees it.
 REQUEUE = 76
-# signals by which the scheduler stops a run, and the reason in its status; sbatch sends SIGUSR1 as
-# the warning
+# The scheduler stops a run by these signals, and the status of the run contains the reason. sbatch
+# sends SIGUSR1 as the warning.
 REASONS = {
     "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
     "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
 }
 OTHERS_S = 60.0  # within the default of cluster.warn_s, 120 s
-RECORD_S = 300.0  # a network file system may show a new file a minute late
+RECORD_S = 300.0  # A network file system may show a new file a minute late.
 
 
 def run_job(path: str) -> NoReturn:
-    """Do the work of a SLURM job; submitit calls this in every task of srun. Exits with the code of the work."""
+    """Run a SLURM job. submitit calls this in every task of srun.
+
+    Exits with the exit code of the work.
+    """
     import submitit
 
-    # SLURM sends it when it ends a job; submitit warns of it, twice
+    # SLURM sends it when it ends a job, and submitit warns about it twice.
     signal.signal(signal.SIGCONT, signal.SIG_DFL)
     leave(lambda: work(RunFolder(Path(path)), submitit.JobEnvironment().job_id))
 
 
 def work(folder: RunFolder, job_id: str) -> int:
-    """Train the run of a job, or execute its command. Returns the exit code of this process."""
+    """Train the run of a job, or execute its command, and return the exit code of this process."""
     take_signals()
     job = _record(folder, job_id)
     world = outer_world(os.environ)
@@ -73,11 +78,11 @@ def work(folder: RunFolder, job_id: str) -> int:
     elif is_first:
         _update(folder, exit_code=code)
     elif code == EXIT_STOPPED:
-        return 0  # the code of rank 0 counts
+        return 0  # The code of rank 0 counts.
     if code and world is not None and world.world_size > 1:
-        if code == REQUEUE:  # srun exits with the code of a rank that it kills
+        if code == REQUEUE:  # When srun kills a rank, it exits with the code of that rank.
             _await_others(folder)
-        # srun kills the others, which end by themselves, when one exits with a code
+        # When one rank exits with a code, srun kills the others, which otherwise end by themselves.
         time.sleep(GRACE_S)
     return code
 
@@ -89,7 +94,10 @@ def _await_others(folder: RunFolder) -> None:
 
 
 def _record(folder: RunFolder, job_id: str) -> Record:
-    """Return the record of this job, which is written once its id is known. Raises TimeoutError if it is missing."""
+    """Return the record of this job, which is written when its id is known.
+
+    Raises TimeoutError if it is missing.
+    """
     deadline = time.monotonic() + RECORD_S
     while (job := record.read(folder)) is None or job.id != job_id:
         if time.monotonic() > deadline:
@@ -107,9 +115,12 @@ def _update(folder: RunFolder, **fields: Any) -> None:
 
 
 def take_signals() -> None:
-    """Replace submitit's handlers by one that does nothing; blocked signals stay blocked until the run handles them."""
+    """Replace submitit's handlers by one that does nothing.
+
+    Blocked signals stay blocked until the run handles them.
+    """
     for number in STOP_SIGNALS:
-        # ignoring a signal would discard a pending one
+        # Ignoring a signal would discard a pending one.
         signal.signal(number, lambda number, frame: None)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
@@ -122,7 +133,10 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         and (num_gpus := num_visible_gpus()) < job.gpus_per_node
     ):
         shown = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
-        error = f"cluster.gpus_per_node={job.gpus_per_node}, but {shown}: choose another partition, or strategy=cpu"
+        error = (
+            f"cluster.gpus_per_node={job.gpus_per_node}, but {shown}: choose another partition, "
+            "or strategy=cpu"
+        )
         folder.record_failure(f"config error: {error}\n")
         _update(folder, state="failed", reason=error)
         print(f"config error: {error}", file=sys.stderr, flush=True)
@@ -135,7 +149,10 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
 
 def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    """Execute the command of a job, and forward signals to it. Returns its exit code, EXIT_STOPPED after a signal."""
+    """Execute the command of a job, and forward signals to it.
+
+    Returns its exit code, which is EXIT_STOPPED after a signal.
+    """
     received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
@@ -147,8 +164,8 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, forward)
     environ = {**os.environ, PROJECT: job.code}
-    # the process keeps the signals blocked until it has handlers, and the lock of a job in the
-    # background
+    # The process keeps the signals blocked until it has handlers. It also keeps the lock of a
+    # background job.
     process = subprocess.Popen(
         [sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ
     )
@@ -165,7 +182,7 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         code = max(code, EXIT_FAILED)
     if is_first:
         failed_by = folder.failure_cause()
-        if code == EXIT_STOPPED and failed_by:  # another task, and srun stopped this one
+        if code == EXIT_STOPPED and failed_by:  # Another task failed, and srun stopped this one.
             code = EXIT_FAILED
         state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
         reason = failed_by or (f"signal {name}" if name else "")
@@ -174,7 +191,10 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
 
 def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
-    """Return the reason not to train in a job that SLURM has started again; empty if there is none."""
+    """Return the reason not to train in a job that SLURM has started again.
+
+    It is empty if there is none.
+    """
     if job.cancelled:
         return "cancelled"
     if restarts and not job.is_resumable:
@@ -190,15 +210,21 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
 
 def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
     limit = f"the limit is cluster.max_requeues={job.cluster['max_requeues']}"
-    return f"requeued {plural(restarts, 'time')}, {limit}: resume with lockstep jobs requeue {quote_path(folder.path)}"
+    return (
+        f"requeued {plural(restarts, 'time')}, {limit}: "
+        f"resume with lockstep jobs requeue {quote_path(folder.path)}"
+    )
 
 
 def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str]:
-    """Exit code and reason of a job whose run has stopped. A run that a person stopped is never requeued."""
+    """Return the exit code and the reason of a job whose run has stopped.
+
+    A run that a person stopped is never requeued.
+    """
     status = folder.read_status()
     reason, number = status.get("reason", ""), status.get("signal")
     pending = signal.sigpending() & set(STOP_SIGNALS)
-    if pending:  # the job waited for another process that has the run, and that wrote the status
+    if pending:  # The job waited for another process that has the run, and that wrote the status.
         number = min(pending).name
         reason = f"signal {number}"
     if folder.read_job().get("cancelled"):
@@ -210,7 +236,7 @@ def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str
     return REQUEUE, REASONS[number]
 
 
-# in the background of this machine: python -m lockstep.cluster.job FOLDER ID
+# This serves the background of this machine: python -m lockstep.cluster.job FOLDER ID
 if __name__ == "__main__":
     path, own_id = sys.argv[1:]
     leave(lambda: work(RunFolder(Path(path).resolve()), own_id))

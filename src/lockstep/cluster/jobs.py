@@ -1,4 +1,4 @@
-"""All jobs below a folder: their records, their states in the scheduler, and the status of their runs."""
+"""All jobs below a folder: their records, their scheduler states, and the status of their runs."""
 
 import os
 import signal
@@ -20,10 +20,10 @@ from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.terminal import printable
 from lockstep.system.wording import plural
 
-# states of a job that its scheduler has forgotten, by the state of its run
+# States of a job that its scheduler has forgotten, by the state of its run.
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped", "pruned": "stopped"}
 
-# files with the result of a run, a benchmark, a sweep and an evaluation
+# These files have the result of a run, a benchmark, a sweep and an evaluation.
 RESULTS = ("summary.json", BENCHMARK, "table.json", "scores.json")
 
 Recorded = tuple[DiscoveredRun, Record]
@@ -49,16 +49,19 @@ class Job:
 
     @property
     def state(self) -> str:
-        """The displayed state: pending, running, completed, failed, cancelled, timeout, ..., unknown."""
+        """The displayed state.
+
+        It is pending, running, completed, failed, cancelled, timeout, ..., or unknown.
+        """
         return self.scheduled.state
 
     @property
     def reason(self) -> str:
-        """Reason why the job is waiting, or the report of its run; empty if there is none."""
+        """The reason why the job is waiting, or the report of its run, or an empty text."""
         run_reason, state = self.facts.get("reason", ""), self.facts["state"]
         if not self.is_live:
             return (run_reason if state in ENDED else "") or self.scheduled.reason or run_reason
-        # the status of a run that has not begun is about its submission
+        # The status of a run that has not begun describes its submission.
         return self.scheduled.reason or (
             f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else ""
         )
@@ -69,20 +72,23 @@ class Job:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The summary of the run, or the result file of the command; None before its end."""
-        if self.is_live:  # a benchmark writes its file after each environment
+        """The summary of the run, or the result file of the command, or None before its end."""
+        if self.is_live:  # A benchmark writes its file after each environment.
             return None
         results = (read_json(self.folder.path / name) for name in RESULTS)
         return next(filter(None, results), None)
 
     @property
     def end_code(self) -> int:
-        """The exit code of a job that has ended, 1 if it is unknown."""
+        """The exit code of a job that has ended, or 1 if it is unknown."""
         return EXIT_FAILED if self.exit_code is None else self.exit_code
 
     @property
     def exit_code(self) -> int | None:
-        """0 if the run is finished, None if the job has not ended or its end is unknown."""
+        """The exit code of the job.
+
+        It is 0 if the run is finished. It is None if the job has not ended or its end is unknown.
+        """
         if self.is_live or self.state == "unknown":
             return None
         if self.facts["state"] == "finished" and self.state == "completed":
@@ -112,10 +118,10 @@ def recorded_jobs(roots: Iterable[Path]) -> list[Recorded]:
 
 
 def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
-    """Select those named by the id of a job or array, by a run folder, or by a folder of runs; `latest` is the newest.
+    """Select jobs by the id of a job or array, by a run folder, or by a folder of runs.
 
-    An id from before a requeue selects the present job. Raises ValueError for an unknown name, with
-    the known ones.
+    The name `latest` selects the newest job. An id from before a requeue selects the present job.
+    Raises ValueError for an unknown name, with the known ones.
     """
     picked: dict[str, Recorded] = {}
     for name in names:
@@ -129,21 +135,25 @@ def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorde
         if not matches:
             newest = ", ".join(known.id for _, known in list(reversed(found))[:20])
             raise ValueError(
-                f"{name} is not a job. Known jobs: {newest or 'none, submit one with cluster=slurm'}."
+                f"{name} is not a job. Known jobs: "
+                f"{newest or 'none, submit one with cluster=slurm'}."
             )
         picked |= {pair[1].id: pair for pair in matches}
     return list(picked.values())
 
 
 def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
-    """Return the jobs with their present states. If SLURM is silent, raises ValueError, or prints it if not needed."""
+    """Return the jobs with their present states.
+
+    If SLURM does not answer, raise ValueError if `is_slurm_needed`, else print the error.
+    """
     ids = [known.id for _, known in found if known.engine == "slurm"]
     states, silence, unsure = dict[str, Scheduled](), None, list[str]()
     try:
         states = scheduler.states(ids)
     except ValueError as error:
         silence = error
-    # after the states: a job that has ended wrote its last status
+    # This comes after the states, because a job that has ended wrote its last status before.
     looked = [(run, known, discovery.look(run)) for run, known in found]
     if silence is not None:
         unsure = [
@@ -166,7 +176,10 @@ def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job
 
 
 def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
-    """Return the present jobs of those runs that were submitted. Raises ValueError like `record.read` and `look`."""
+    """Return the present jobs of those runs that were submitted.
+
+    Raises ValueError like `record.read` and `look`.
+    """
     read = [
         (DiscoveredRun("", display_path(folder.path), folder), record.read(folder))
         for folder in folders
@@ -175,13 +188,16 @@ def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
 
 
 def cancel(jobs: Sequence[Job]) -> None:
-    """Cancel live jobs; those that run save a checkpoint first. Raises ValueError or PermissionError if refused."""
+    """Cancel live jobs. Those that run save a checkpoint first.
+
+    Raises ValueError or PermissionError if that is rejected.
+    """
     for job in jobs:
         gate.need_made_here(job.folder, "cancel it where it was submitted")
     if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
         scheduler.cancel(submitted)
     for job in jobs:
-        # before its checkpoint is written, after which it may be requeued
+        # This comes before the checkpoint is written, after which the job may be requeued.
         job.folder.write_job({**job.folder.read_job(), "cancelled": True})
         if job.record.engine == "local":
             _end_local(job)
@@ -192,12 +208,15 @@ def cancel(jobs: Sequence[Job]) -> None:
 def _end_local(job: Job) -> None:
     if job.record.host != socket.gethostname() or job.record.pid is None:
         job.folder.request_stop("lockstep jobs cancel")
-    elif job.folder.has_job_here():  # the pid is not reused while it lives
+    elif job.folder.has_job_here():  # The pid is not reused while the job is live.
         os.kill(job.record.pid, signal.SIGTERM)
 
 
 def stop(jobs: Sequence[Job], reason: str) -> None:
-    """Stop the runs of live jobs as `lockstep stop` does. Cancels jobs whose run would clear STOP when it begins."""
+    """Stop the runs of live jobs as `lockstep stop` does.
+
+    A job whose run would remove STOP when it begins is cancelled.
+    """
     begun = [job for job in jobs if job.state == "running" and job.facts["state"] in LIVE_STATES]
     for job in begun:
         job.folder.request_stop(reason)
@@ -207,7 +226,10 @@ def stop(jobs: Sequence[Job], reason: str) -> None:
 def _unscheduled_state(
     folder: RunFolder, job: Record, run_state: str, *, is_sure: bool
 ) -> Scheduled:
-    """Return the state of a job in the background, or of one that SLURM has forgotten, by the status of its run."""
+    """Return the state of a job that the scheduler does not know, by the status of its run.
+
+    Such a job is in the background, or SLURM has forgotten it.
+    """
     is_here = job.engine == "local" and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
     is_running = run_state in LIVE_STATES if has_job is None else has_job

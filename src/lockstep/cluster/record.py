@@ -9,15 +9,16 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import printable
 
 ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?|local-[0-9a-f]{1,64}")
-MAX_NUMBER = 2**64  # of a number: the inode of a folder has 64 bits
+MAX_NUMBER = 2**64  # maximum of a number: the inode of a folder has 64 bits
 
 
 @dataclass(frozen=True)
 class Record:
-    """One submission of a run. `cluster` holds its settings, `earlier` the ids of the submissions before it.
+    """One submission of a run.
 
-    The job of a `command` executes `lockstep COMMAND` in every task, or in one (`is_head`), which
-    starts the others.
+    `cluster` holds its settings, and `earlier` the ids of the previous submissions. The job of a
+    `command` executes `lockstep COMMAND` in every task, or in one task (`is_head`), which starts
+    the others.
     """
 
     id: str
@@ -41,7 +42,7 @@ class Record:
 
     @property
     def is_resumable(self) -> bool:
-        """False for a benchmark: the machines of another job would have other speeds."""
+        """False for a benchmark, because the machines of another job would have other speeds."""
         return self.command[:1] != ("benchmark",)
 
     def save(self, folder: RunFolder) -> None:
@@ -49,12 +50,15 @@ class Record:
 
 
 def read(folder: RunFolder) -> Record | None:
-    """Return the record of a run, None if it was never submitted. Raises ValueError for a file that is not a record."""
+    """Return the record of a run, or None if it was never submitted.
+
+    Raises ValueError for a file that is not a record.
+    """
     try:
         values = folder.read_job()
         if not values:
             return None
-        values.pop("inode", None)  # of an earlier version
+        values.pop("inode", None)  # An earlier version wrote it.
         lists = {
             name: tuple(values[name])
             for name in ("earlier", "command")
@@ -76,8 +80,11 @@ def read(folder: RunFolder) -> Record | None:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Check a value against the annotation of a field of `Record`. No number is negative or huge."""
-    # as `config.schema.sections.Cluster`: plain values and lists of texts
+    """Check a value against the annotation of a field of `Record`.
+
+    Numbers must not be negative or huge.
+    """
+    # This corresponds to `config.schema.sections.Cluster`: plain values and lists of texts.
     if kind == Mapping[str, Any]:
         values = value.values() if isinstance(value, dict) else [{}]
         return all(

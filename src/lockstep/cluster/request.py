@@ -1,4 +1,7 @@
-"""One requested training, of `python train.py` and of `lockstep.train` and `submit`: read once, then started."""
+"""One requested training, which is read once and then started.
+
+It serves `python train.py`, `lockstep.train` and `submit`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +18,10 @@ from lockstep.system.signals import SignalList
 
 
 class Request(NamedTuple):
-    """A requested training: its settings, and the named folder of a new run, or the run to resume.
+    """A requested training: its settings, and its run.
 
-    `cfg` is what Hydra composed, with the section `hydra`.
+    `folder` is the named folder of a new run, and `resumed` is the run to resume. `cfg` is the
+    configuration that Hydra composed, with the section `hydra`.
     """
 
     overrides: Sequence[str]
@@ -44,10 +48,13 @@ def read(typed: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
 
 
 def start(request: Request, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
-    """Start or resume the run, here or as a job. Returns its folder and the exit code. Raises ConfigError."""
+    """Start or resume the run, here or as a job.
+
+    Returns its folder and the exit code. Raises ConfigError.
+    """
     config, resumed = request.config, request.resumed
     if request.is_submitted:
-        overrides.check_called([config])  # a training here begins with it
+        overrides.check_called([config])  # A training on this machine begins with this check.
     if resumed is None and not request.is_submitted:
         return runner.start(
             config,
@@ -56,7 +63,7 @@ def start(request: Request, stop_signals: SignalList | None = None) -> tuple[Run
             hydra=request.cfg,
             stop_signals=stop_signals,
         )
-    from lockstep.cluster import submission  # not imported for a new run on this machine
+    from lockstep.cluster import submission  # A new run on this machine does not import it.
 
     if resumed is None:
         return submission.start(config, request.overrides, request.folder)

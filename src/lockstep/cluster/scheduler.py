@@ -1,7 +1,7 @@
-"""The states of SLURM jobs, by its command-line tools.
+"""The states of SLURM jobs, from its command-line tools.
 
-By text, not `--json`: its fields differ between versions, and SLURM 22.05 lists there the jobs of
-all users.
+They are read from text, and not from `--json`, whose fields differ between versions. In SLURM 22.05
+it also lists the jobs of all users.
 """
 
 import os
@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-# prefixes of variables that add options to the tools, such as a filter or a question
+# Variables with these prefixes add options to the tools, such as a filter or a question.
 OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
-TIMEOUT_S = 30.0  # SLURM's own tools retry for some seconds
-# with a separator and no width nothing is cut
+TIMEOUT_S = 30.0  # SLURM's tools retry for some seconds.
+# With a separator and without a width, nothing is truncated.
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
 ACCOUNTS = "JobID,State,NodeList,Elapsed,ExitCode"
 LIVE = {
@@ -32,12 +32,15 @@ LIVE = {
 
 
 class Scheduled(NamedTuple):
-    """A job in SLURM: `state` is SLURM's name in lower case, `exit_code` is 0 before the end."""
+    """A job in SLURM.
+
+    `state` is SLURM's name in lower case, and `exit_code` is 0 before the end.
+    """
 
     state: str
     reason: str = ""
     nodes: str = ""
-    elapsed_s: float | None = None  # if it is unknown
+    elapsed_s: float | None = None  # None if it is unknown
     exit_code: int = 0
     restarts: int = 0
 
@@ -47,17 +50,17 @@ class Scheduled(NamedTuple):
 
 
 def states(ids: Iterable[str]) -> dict[str, Scheduled]:
-    """Return the jobs that SLURM remembers, of ids such as 17 or 17_3. Raises ValueError if it does not answer.
+    """Return the jobs that SLURM remembers, for ids such as 17 or 17_3.
 
-    squeue has those that wait, run, or ended some minutes ago; sacct, where the site has a
-    database, the others.
+    squeue has jobs that wait, run, or ended some minutes ago. sacct has the others, if the site has
+    a database. Raises ValueError if SLURM does not answer.
     """
     requested, found = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
     for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(
         squeue, requested, "Invalid job id"
     ):
-        # in Lockstep a stopped run has saved and ended
+        # In Lockstep, a stopped run has saved its state and ended.
         state = "SUSPENDED" if state == "STOPPED" else state
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
@@ -69,7 +72,7 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     for job, state, nodes, elapsed, codes in _fields(
         sacct, requested - found.keys(), "storage is disabled"
     ):
-        name = state.partition(" ")[0]  # "CANCELLED by 1000"
+        name = state.partition(" ")[0]  # The state can be "CANCELLED by 1000".
         code, number = map(int, codes.split(":"))
         found.setdefault(
             job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number))
@@ -78,7 +81,10 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
 
 
 def seconds(text: str) -> float | None:
-    """Return a time of squeue or sacct, such as 3-04:00:01 or 0:07, in seconds; None for any other text."""
+    """Return a time of squeue or sacct, such as 3-04:00:01 or 0:07, in seconds.
+
+    Returns None for any other text.
+    """
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", text):
         return None
     days, _, clock = text.rpartition("-")
@@ -87,17 +93,26 @@ def seconds(text: str) -> float | None:
 
 
 def _signal_code(number: int) -> int:
-    """Return the exit code that shells give a process that a signal has ended; 0 without a signal."""
+    """Return the exit code that shells report for a process that a signal has ended.
+
+    It is 0 without a signal.
+    """
     return 128 + number if number else 0
 
 
 def cancel(jobs: Sequence[str]) -> None:
-    """End jobs; running ones receive SIGTERM and have time to save. Raises ValueError if SLURM refuses."""
+    """End jobs. Running ones receive SIGTERM and have time to save.
+
+    Raises ValueError if SLURM rejects it.
+    """
     call("scancel", *jobs)
 
 
 def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[list[str]]:
-    """Yield the fields of jobs, and of others in the same arrays; none if the tool's error contains `unless`."""
+    """Yield the fields of jobs, and of others in the same arrays.
+
+    There are none if the error of the tool contains `unless`.
+    """
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
         for line in call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
@@ -105,7 +120,10 @@ def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[lis
 
 
 def call(*command: str, unless: str | None = None) -> str:
-    """Run a tool. Returns its output. Raises ValueError if it hangs or fails, unless its error contains `unless`."""
+    """Run a tool and return its output.
+
+    Raises ValueError if it hangs or fails, unless its error contains `unless`.
+    """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
     try:
         done = subprocess.run(
@@ -121,7 +139,10 @@ def call(*command: str, unless: str | None = None) -> str:
             f"{command[0]} is not on this machine: use a login node of the cluster."
         ) from None
     except subprocess.TimeoutExpired:
-        message = f"{command[0]} did not answer within {TIMEOUT_S:g} s: SLURM is busy or down, try again later."
+        message = (
+            f"{command[0]} did not answer within {TIMEOUT_S:g} s: SLURM is busy or down, "
+            "try again later."
+        )
         raise ValueError(message) from None
     if done.returncode and (unless is None or unless not in done.stderr):
         text = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines())

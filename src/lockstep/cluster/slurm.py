@@ -20,7 +20,7 @@ from lockstep.system.internals import sbatch_script
 if TYPE_CHECKING:
     import submitit
 
-# variables of an outer launcher, which a job would mistake for its own
+# Variables of an outer launcher, which a job would mistake for its own.
 OUTER = (
     "RANK",
     "LOCAL_RANK",
@@ -31,11 +31,11 @@ OUTER = (
     "MASTER_PORT",
 )
 
-# SBATCH_* override the script: kept are the defaults of a site, where the configuration does not
-# set the option
+# SBATCH_* variables override the script. The defaults of a site are kept if the configuration does
+# not set the option.
 KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
-ALL = 10**9  # tasks of an array at a time; submitit's default is 256
+ALL = 10**9  # number of parallel tasks of an array, for which submitit's default is 256
 
 
 def executor(
@@ -48,10 +48,13 @@ def executor(
     cwd: Path,
     is_head: bool,
 ) -> "submitit.SlurmExecutor":
-    """Create submitit's executor of a job with a task for each worker, or one on its first node (`is_head`)."""
+    """Create submitit's executor of a job.
+
+    The job has a task for each worker, or one task on its first node (`is_head`).
+    """
     import submitit
 
-    for folder in (cwd, files, code):  # a name could write a line of the script
+    for folder in (cwd, files, code):  # A name could add a line to the script.
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
             problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
             raise ConfigError(Error("value", "the folder", problem, "rename it"))
@@ -82,15 +85,16 @@ def executor(
         setup=[_requeue(), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
         stderr_to_stdout=True,
         srun_args=[
-            "--open-mode=append",  # keeps the log of before a requeue
-            "--kill-on-bad-exit=1",  # a rank that failed leaves others in a collective
-            # its own steps use the same resources; without --cpu-bind one task has one core
+            "--open-mode=append",  # This keeps the log from before a requeue.
+            "--kill-on-bad-exit=1",  # A rank that failed leaves others in a collective.
+            # The steps of the task use the same resources. Without --cpu-bind, one task has one
+            # core.
             *(["--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none"] if is_head else []),
-            # not inherited from sbatch since SLURM 22.05
+            # Since SLURM 22.05 it is not inherited from sbatch.
             *([f"--cpus-per-task={cpus}"] if cpus is not None else []),
         ],
         additional_parameters={
-            # replaces submitit's, on which it requeues inside a handler
+            # It replaces submitit's signal, on which submitit requeues inside a handler.
             "signal": f"USR1@{cluster.warn_s}",
             "requeue": True,
             "chdir": str(cwd),
@@ -101,7 +105,10 @@ def executor(
 
 
 def interpreter(cluster: Cluster) -> tuple[str, str]:
-    """Return the container command with a trailing space, if any, and its python, or this python without one."""
+    """Return the container command, if any, and the Python interpreter.
+
+    The command ends with a space. Without a container, the interpreter is that of this process.
+    """
     return (
         (f"{cluster.container} ", "python")
         if cluster.container
@@ -110,16 +117,26 @@ def interpreter(cluster: Cluster) -> tuple[str, str]:
 
 
 def exports(code: Path) -> list[str]:
-    """Return lines that let python find the copied code before an editable install, and not the current folder."""
+    """Return shell lines by which Python finds the copied code before an editable install.
+
+    The current folder is not searched.
+    """
     path = shlex.quote(f"{code / 'src'}:{code}")
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
 
 
 def _requeue() -> str:
-    """Return the shell line by which the script, outside of any container, requeues its job on exit code REQUEUE."""
-    # SLURM ends bash itself when a job is cancelled or preempted: its exit code is another one then
+    """Return the shell line by which the script requeues its job on exit code REQUEUE.
+
+    The script runs outside of any container.
+    """
+    # When a job is cancelled or preempted, SLURM ends bash itself, which then has another exit
+    # code.
     job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
-    return f"trap 'if [ $? = {job.REQUEUE} ]; then scontrol requeue \"{job_id}\"; exit {EXIT_STOPPED}; fi' EXIT"
+    return (
+        f'trap \'if [ $? = {job.REQUEUE} ]; then scontrol requeue "{job_id}"; '
+        f"exit {EXIT_STOPPED}; fi' EXIT"
+    )
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
@@ -131,7 +148,10 @@ def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:
 def submit(
     slurm_executor: "submitit.SlurmExecutor", folders: Sequence[RunFolder]
 ) -> list[tuple[str, Path, None]]:
-    """Submit runs, several as one array. Returns id, log and no pid for each. Raises ConfigError."""
+    """Submit runs, several as one array, and return id, log and no pid for each.
+
+    Raises ConfigError.
+    """
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     try:
@@ -142,7 +162,8 @@ def submit(
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError(Error("failed", "", "sbatch refused the job", _reason(error))) from error
     for submitted in jobs:
-        submitted.paths.submission_file.chmod(0o600)  # cluster.setup may hold secrets
+        # The file contains cluster.setup, which may contain secrets.
+        submitted.paths.submission_file.chmod(0o600)
     return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]
 
 
@@ -159,7 +180,10 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _clean_environment(options: Collection[str]) -> Iterator[None]:
-    """Remove the variables of an outer job or launcher, and those of sbatch that would override `options`."""
+    """Remove the variables of an outer job or launcher.
+
+    Also remove those of sbatch that would override `options`.
+    """
     is_inside = "SLURM_JOB_ID" in os.environ
 
     def is_removed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""`lockstep stop`: a run, or all trials of a sweep, here and in jobs."""
+"""`lockstep stop`: stops a run, or all trials of a sweep, here and in jobs."""
 
 from pathlib import Path
 
@@ -11,7 +11,10 @@ STOP_IT = "to stop it all the same, create a file STOP in it"
 
 
 def stop(run: str, reason: str) -> int:
-    """Request a checkpoint and the end of a run or a sweep. Returns the exit code. Raises ValueError."""
+    """Request a checkpoint and the end of a run or a sweep.
+
+    Returns the exit code. Raises ValueError.
+    """
     live: list[jobs.Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
@@ -28,7 +31,8 @@ def stop(run: str, reason: str) -> int:
         name, its, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
         raise ValueError(f"{name} is not running{f': {state}' if state else ''}")
-    folder.request_stop(reason)  # first, or a search would draw others
+    # This comes first, because a search would draw further trials otherwise.
+    folder.request_stop(reason)
     jobs.stop(live, reason)
     print(f"Stop requested for {name}; {its} saves a checkpoint first.")
     answer({"path": str(folder.path), "jobs": [job.id for job in live]})

@@ -30,12 +30,18 @@ from lockstep.system.terminal import show_table
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Return a context that the first stop signal ends, before sbatch is called or after its id is recorded."""
+    """Return a context that the first stop signal ends.
+
+    It ends before sbatch is called, or after the id of the job is recorded.
+    """
     return signals.SignalFlag(ends=True).handle_signals()
 
 
 def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
-    """Submit a new run. Returns its folder, whose name never changes, and the exit code."""
+    """Submit a new run.
+
+    Returns its folder, whose name never changes, and the exit code.
+    """
     config = build.settle_config(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
@@ -60,7 +66,10 @@ def start_command(
     chosen: Path | None = None,
     is_head: bool = False,
 ) -> int:
-    """Submit a command in a new folder, for which `arguments_in` returns the arguments. Returns the exit code."""
+    """Submit a command in a new folder, and return the exit code.
+
+    `arguments_in` returns the arguments of the command for the folder.
+    """
     if config.dry_run:
         _dry_run(config, name, chosen, is_head=is_head)
         return 0
@@ -71,20 +80,23 @@ def start_command(
 
 @contextlib.contextmanager
 def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
-    """Create the folder of a job: `chosen`, or a new one below outputs/. Removes it if nothing is submitted."""
+    """Create the folder of a job: `chosen`, or a new one below outputs/.
+
+    It is removed if nothing is submitted.
+    """
     if chosen is not None:
         _need_empty(chosen)
     folder = gate.open_new(chosen or naming.create_path(Path("outputs"), name, datetime.now()))
     try:
         yield folder
     except BaseException:
-        if not folder.job_file.exists():  # else it is submitted
+        if not folder.job_file.exists():  # Otherwise the job is submitted.
             shutil.rmtree(folder.path)
         raise
 
 
 def _dry_run(config: Config, name: str, chosen: Path | None, *, is_head: bool = False) -> RunFolder:
-    """Print the script of a job. Returns the folder that it would have."""
+    """Print the script of a job, and return the folder that it would have."""
     if chosen is not None:
         _need_empty(chosen)
     folder = RunFolder(
@@ -95,11 +107,14 @@ def _dry_run(config: Config, name: str, chosen: Path | None, *, is_head: bool = 
 
 
 def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
-    """Submit the rest of a run that has no live job, perhaps on other nodes. Returns its folder and the exit code."""
+    """Submit the rest of a run that has no live job, possibly on other nodes.
+
+    Returns its folder and the exit code.
+    """
     if config.dry_run:
         print(script(folder, config, name=config.run_name), end="")
         return folder, 0
-    with runner.lock_run(folder):  # raises if another process trains it
+    with runner.lock_run(folder):  # It raises an error if another process trains the run.
         pass
     _submit(folder, config, config.run_name)
     return folder, 0
@@ -124,13 +139,13 @@ def submit_all(
     old_code: Path | None = None,
     cwd: Path | None = None,
 ) -> list[Record]:
-    """Submit prepared runs, several as one array, or a command. One that fails does not affect the others.
+    """Submit prepared runs, several as one array, or a command.
 
-    All share one copy of the code in `base`, next to scripts and logs; `old_code` is an existing
-    copy. Jobs run in `cwd`, by default the current folder. Raises ConfigError if runs request
-    different nodes, or the scheduler refuses.
+    A run that fails does not affect the others. All share one copy of the code in `base`, next to
+    scripts and logs. `old_code` is an existing copy. Jobs run in `cwd`, by default the current
+    folder. Raises ConfigError if runs request different nodes, or if the scheduler rejects them.
 
-    The run folders change only after the scheduler has accepted: a job waits for its record before
+    The run folders change only after the scheduler has accepted. A job waits for its record before
     it reads them.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
@@ -148,8 +163,8 @@ def submit_all(
     frozen = old_code or code.freeze(project_root(), base.code)
     records: list[Record] = []
     try:
-        # a Ctrl-C of the terminal also reaches sbatch, which may have submitted the job without
-        # printing its id yet
+        # A Ctrl-C in the terminal also reaches sbatch, which may have submitted the job without
+        # having printed its id.
         with signals.block_signals():
             if cluster.name == "local":
                 started = [
@@ -186,7 +201,7 @@ def submit_all(
                     config_file.save(config, folder.job_config)
                 else:
                     config_file.save(job_config(config), folder.config)
-                folder.forget_end()  # of an earlier session
+                folder.forget_end()  # The files are those of an earlier session.
                 before = {"state": "not started", "name": run_name, **folder.read_status()}
                 waiting = {
                     "reason": "submitted: see lockstep jobs",
@@ -194,7 +209,8 @@ def submit_all(
                     "signal": None,
                 }
                 folder.write_status(**before | waiting)
-                submitted.save(folder)  # last: the job begins
+                # This comes last, because the job begins when the record is there.
+                submitted.save(folder)
                 records.append(submitted)
     except ConfigError:
         if old_code is None:
@@ -213,12 +229,18 @@ def submit_all(
 def submit_command(
     folder: RunFolder, words: Sequence[str], config: Config, *, name: str, is_head: bool = False
 ) -> None:
-    """Submit `lockstep WORDS`, which every task executes, or with `is_head` one, and print how to follow it."""
+    """Submit `lockstep WORDS`, and print how to follow it.
+
+    Every task executes the command, or only one if `is_head`.
+    """
     _submit(folder, config, name, task="command", command=words, is_head=is_head)
 
 
 def add_ignored_conf(words: Sequence[str]) -> list[str]:
-    """Add the `conf` of this project to those of its copy, which lacks files that git ignores."""
+    """Add the `conf` of this project to that of its copy.
+
+    The copy lacks files that git ignores.
+    """
     conf = project_root() / "conf"
     if not conf.is_dir() or any("hydra.searchpath=" in word for word in words):
         return list(words)
@@ -226,7 +248,10 @@ def add_ignored_conf(words: Sequence[str]) -> list[str]:
 
 
 def resubmit(folder: RunFolder, job: Record) -> Record:
-    """Submit the rest of a run with the settings and the code of its last submission. Raises ConfigError."""
+    """Submit the rest of a run with the settings and the code of its last submission.
+
+    Raises ConfigError.
+    """
     old_code = Path(job.code)
     if not old_code.is_dir():
         hint = "submit it again" if job.command else f"use {resume_override(folder.path)}"
@@ -234,7 +259,7 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     settings = folder.job_config if job.command else folder.config
     tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(config_file.to_this_version(tree))
-    # targets may exist only in that code
+    # Other checks are left out, because targets may exist only in that code.
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(*errors)
@@ -246,7 +271,10 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
 
 
 def job_config(config: Config) -> Config:
-    """Return the configuration of the processes of a job: with as many workers as requested, and without `cluster`."""
+    """Return the configuration for the processes of a job.
+
+    It has as many workers as requested, and no settings of `cluster` that belong to a job.
+    """
     if config.cluster.name == "none":
         return config
     trainer = config.trainer
@@ -258,7 +286,10 @@ def job_config(config: Config) -> Config:
 
 
 def refuse_live(folder: RunFolder) -> None:
-    """Raise ConfigError if the job of a run waits or runs, or may do so because SLURM does not answer."""
+    """Raise ConfigError if the job of a run is pending or running.
+
+    Also raise it if that is possible because SLURM does not answer.
+    """
     for job in live_jobs([folder]):
         fix = f"lockstep jobs cancel {job.id} first"
         raise ConfigError(
@@ -267,7 +298,10 @@ def refuse_live(folder: RunFolder) -> None:
 
 
 def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
-    """Return the jobs of runs that wait or run. Raises ConfigError if SLURM does not answer."""
+    """Return the jobs of runs that are pending or running.
+
+    Raises ConfigError if SLURM does not answer.
+    """
     try:
         return [job for job in jobs.jobs_of(folders) if job.is_live]
     except ValueError as error:
@@ -275,7 +309,10 @@ def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
 
 
 def _need_empty(chosen: Path) -> None:
-    """Raise ConfigError for a folder that is not empty: a run is removed together with its folder."""
+    """Raise ConfigError for a folder that is not empty.
+
+    A run is removed together with its folder.
+    """
     if RunFolder(chosen).config.exists():
         raise ConfigError(
             Error(
@@ -299,7 +336,10 @@ def _need_empty(chosen: Path) -> None:
 def script(
     base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False
 ) -> str:
-    """Return the script that would be submitted for runs in `base`, or for `base` itself. Nothing is written."""
+    """Return the script that would be submitted for runs in `base`, or for `base` itself.
+
+    Nothing is written.
+    """
     frozen = code.next_folder(base.code)
     if config.cluster.name == "local":
         return background.script(config.cluster, base, frozen, background.new_id()) + "\n"

@@ -13,12 +13,12 @@ from lockstep.system import json_output
 from lockstep.system.terminal import printable
 
 LOOK_EVERY_S = 5.0  # between two calls of squeue
-SILENT_S = 120.0  # a scheduler that does not answer for longer is an error
+SILENT_S = 120.0  # A scheduler that does not answer for longer is an error.
 READ_EVERY_S = 0.2
 
 
 def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
-    """Yield the same jobs again and again, at most some seconds old. Deleted ones are left out."""
+    """Yield the same jobs repeatedly, at most some seconds old, without deleted ones."""
     answered = looked = time.monotonic()
     while True:
         yield chosen_jobs
@@ -37,7 +37,10 @@ def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
 
 
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Wait for all jobs, and print each as it ends. Returns the first exit code that is not 0, else 0."""
+    """Wait for all jobs, and print each as it ends.
+
+    Returns the first exit code that is not 0, else 0.
+    """
     reported: set[str] = set()
     try:
         for looked in poll_jobs(chosen_jobs):
@@ -55,7 +58,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def result(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    """Print the results of the jobs as JSON. Returns 1 if one has none."""
+    """Print the results of the jobs as JSON, and return 1 if one has none."""
     results = [job.result for job in chosen_jobs]
     for job, summary in zip(chosen_jobs, results, strict=True):
         if summary is None:

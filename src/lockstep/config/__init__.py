@@ -1,1 +1,4 @@
-"""From a command line to a checked configuration: composed by Hydra, typed by a schema, refused with its hints."""
+"""Turns a command line into a checked configuration, composed by Hydra and typed by a schema.
+
+Errors are reported with hints.
+"""

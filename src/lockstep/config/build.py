@@ -10,11 +10,11 @@ from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, Target
 
-SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # keys of Hydra
+SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # Hydra's reserved keys
 
 
 def monitored_metric(config: Config) -> tuple[str, Literal["min", "max"]]:
-    """Return the metric that chooses best.ckpt, and which of its values is the best."""
+    """Return the metric that selects best.ckpt, and whether its "min" or "max" is the best."""
     for section in config.callbacks.values():
         if section is not None and section.target.endswith(".ModelCheckpoint"):
             arguments = section.arguments()
@@ -25,9 +25,10 @@ def monitored_metric(config: Config) -> tuple[str, Literal["min", "max"]]:
 
 
 def settle_config(config: Config) -> Config:
-    """Settle what a new run decides once: how its workers scale it, and the view of its pretrained weights.
+    """Resolve worker scaling and the preprocessing of pretrained weights, once for a new run.
 
-    The saved configuration has the numbers, so that nothing else has to know where they come from.
+    The saved configuration contains the resolved values, so that no other code has to know where
+    they come from.
     """
     config = _scale_with_workers(config)
     view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
@@ -38,17 +39,20 @@ def settle_config(config: Config) -> Config:
 
         view |= pretrained_view(config)
     if given["fit"] == "letterbox" or given["image_size"] is None:
-        view["crop_percent"] = 1.0  # nothing is cropped
+        view["crop_percent"] = 1.0  # Nothing is cropped.
     settled_view = {name: value for name, value in view.items() if given[name] == metric_names.AUTO}
     return config.model_copy(update={"data": config.data.model_copy(update=settled_view)})
 
 
 def _scale_with_workers(config: Config) -> Config:
-    """Multiply batch size and learning rate by the number of workers, if `scale_with_workers` is set."""
+    """Multiply batch size and learning rate by the number of workers.
+
+    Returns `config` unchanged if `scale_with_workers` is not set.
+    """
     if not config.scale_with_workers:
         return config
     num_workers = resolve_workers(config).world_size
-    learning_rate = (config.optimizer.lr or 0) * num_workers  # the check requires one
+    learning_rate = (config.optimizer.lr or 0) * num_workers  # The check requires a learning rate.
     update = {
         "global_batch_size": config.global_batch_size * num_workers,
         "optimizer": config.optimizer.model_copy(update={"lr": learning_rate}),
@@ -58,7 +62,7 @@ def _scale_with_workers(config: Config) -> Config:
 
 
 def scaling_note(config: Config, scaled: Config) -> str:
-    """Return what `scale_with_workers` has changed, as a line to print."""
+    """Return a line to print with the values that `scale_with_workers` has changed."""
     rates = " -> ".join(f"{each.optimizer.lr or 0:g}" for each in (config, scaled))
     sizes = f"{config.global_batch_size} -> {scaled.global_batch_size}"
     return f"scale_with_workers: global batch {sizes}, learning rate {rates}"
@@ -66,7 +70,10 @@ def scaling_note(config: Config, scaled: Config) -> str:
 
 @contextlib.contextmanager
 def section_errors(config: Config, section: str) -> Iterator[None]:
-    """Turn a TypeError or ValueError of the target of a section into a ConfigError that names the `_target_`."""
+    """Turn a TypeError or ValueError of a section's target into a ConfigError.
+
+    The ConfigError names the `_target_` of the section.
+    """
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -84,9 +91,10 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:
-    """Call the target of a section, or bind its arguments if it is partial. Raises what the target raises.
+    """Call the target of a section, or bind its arguments if it is partial.
 
-    Values are passed unchanged: only Hydra would resolve the text ${...} in them.
+    Raises what the target raises. Values are passed unchanged, so a string `${...}` in them is not
+    resolved.
     """
     is_partial = getattr(section, "partial", False)
     return _build_value(
@@ -108,7 +116,8 @@ def _build_value(value: Any, /, **supplied: Any) -> Any:
         return built
     keywords = {key: item for key, item in built.items() if key not in SPECIAL}
     bound = _partial_target(value["_target_"])
-    # set as a copy of a partial is: Hydra's partial has attributes that its call needs
+    # Set the state as copying a partial does, because Hydra's partial has attributes that its call
+    # needs.
     bound.__setstate__(
         (bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound))
     )
@@ -116,7 +125,10 @@ def _build_value(value: Any, /, **supplied: Any) -> Any:
 
 
 def _partial_target(target: str) -> Any:
-    """Hydra's functools.partial of a dotted name: Hydra rejects functions that no configuration should call."""
+    """Return Hydra's functools.partial of a dotted name.
+
+    Hydra rejects functions that no configuration should call.
+    """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
@@ -129,7 +141,10 @@ def _partial_target(target: str) -> Any:
 
 
 def use_hydra(cfg: Any) -> None:
-    """Set Hydra's configuration, resolvers and logging in a worker, for custom parts of a training."""
+    """Set Hydra's configuration, resolvers and logging in a worker.
+
+    Custom parts of a training may use them.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log, setup_globals
 

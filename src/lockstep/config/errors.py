@@ -1,4 +1,4 @@
-"""Errors of a configuration, collected and printed together, each with its key and a hint."""
+"""Collects the errors of a configuration and prints them together, each with its key and a hint."""
 
 import json
 import sys
@@ -16,29 +16,30 @@ from lockstep.system.wording import plural
 
 PREFIX = "config error: "
 Code = Literal[
-    "unknown",  # no such setting, option, name or target
-    "missing",  # a value, a file, a folder or a definition is not there
-    "value",  # a value that no configuration can have: its type, its form, its range
-    "range",  # a number that does not fit other settings, the data or the run
-    "conflict",  # it excludes another setting or this command, or has no effect
-    "unsupported",  # the network, the task, the data or the target cannot do it
-    "machine",  # this machine has no such GPU, core or interface
-    "not-installed",  # a package or a program is not installed
-    "access",  # a file or a folder cannot be opened, made or written
-    "damaged",  # the content of a file cannot be read
-    "exists",  # it is there, or done, already
-    "changed",  # settings, data or code are not those of the run or the sweep
-    "busy",  # another process or job has it
-    "untrusted",  # it needs --trust
-    "failed",  # other code refused, in its own words: a target, a library, a scheduler, a worker
+    "unknown",  # No such setting, option, name or target exists.
+    "missing",  # A value, a file, a folder or a definition does not exist.
+    "value",  # No configuration can have this value, because of its type, format or range.
+    "range",  # A number does not fit other settings, the data or the run.
+    "conflict",  # The setting excludes another one or this command, or has no effect.
+    "unsupported",  # The network, the task, the data or the target does not support it.
+    "machine",  # This machine has no such GPU, core or interface.
+    "not-installed",  # A package or a program is not installed.
+    "access",  # A file or a folder cannot be opened, created or written.
+    "damaged",  # The content of a file cannot be read.
+    "exists",  # It already exists, or was already done.
+    "changed",  # Settings, data or code differ from those of the run or the sweep.
+    "busy",  # Another process or job uses it.
+    "untrusted",  # It needs --trust.
+    "failed",  # Other code raised the error: a target, a library, a scheduler or a worker.
 ]
 
 
 class Error(NamedTuple):
-    """One error: its code, the setting as it was typed, a file or a run (or ""), the problem, and the fix (or "").
+    """One error of a configuration.
 
-    A problem that begins with a comma or a colon follows the key without a space. `str` is the line
-    to print, which has no code.
+    `key` is the setting as it was typed, a file or a run, or "". `fix` may be "", too. A `problem`
+    that begins with a comma or a colon follows the key without a space. `str` returns the line to
+    print, which does not contain the code.
     """
 
     code: Code
@@ -52,7 +53,7 @@ class Error(NamedTuple):
         return f"{self.key}{space}{self.problem}" + (f": {self.fix}" if self.fix else "")
 
     def within(self, where: str) -> "Error":
-        """Return this error of a part: of a file, an environment, a node."""
+        """Return this error with a prefix for the file, environment or node it belongs to."""
         return self._replace(key=f"{where}: {self.key}".rstrip())
 
 
@@ -70,17 +71,18 @@ class ConfigError(ValueError):
 
 
 class Refused(Exception):
-    """Ends a run for lack of memory or disk space. Its text is printed."""
+    """Ends a run for lack of memory or disk space, and has the text to print as its message."""
 
 
 def report(error: ConfigError) -> str:
-    """Return the lines to print, which `errors_of` reads."""
+    """Return the lines to print, which `errors_of` can parse."""
     return "".join(f"{PREFIX}{each}\n" for each in error.errors)
 
 
 def exit_with(error: ConfigError) -> NoReturn:
     """Print every error and exit with the code of a bad configuration."""
-    from lockstep.system import json_output  # a worker does not need it
+    # A worker does not need this module.
+    from lockstep.system import json_output
 
     json_output.put_errors(error)
     print(
@@ -91,7 +93,10 @@ def exit_with(error: ConfigError) -> NoReturn:
 
 
 def errors_of(text: object) -> list[Error]:
-    """Return the errors of a ConfigError, or of a text or another exception with a line for each: those have no key."""
+    """Return the errors of a ConfigError, or one error per line of a text or of another exception.
+
+    The errors of a text or of another exception have no key.
+    """
     if isinstance(text, ConfigError):
         return text.errors
     code = "missing" if isinstance(text, FileNotFoundError) else "failed"
@@ -99,12 +104,15 @@ def errors_of(text: object) -> list[Error]:
 
 
 def file_error(error: OSError) -> Error:
-    """Return the error of a file that `runs.gate` refuses."""
+    """Return the error of a file or folder that `runs.gate` refuses."""
     return Error("access", naming.display_path(Path(error.filename)), str(error.strerror))
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error in one line, without the internal details that Hydra and OmegaConf append."""
+    """Return the message of an error in one line.
+
+    The internal details that Hydra and OmegaConf append are left out.
+    """
     lines = []
     for line in str(error).strip().splitlines():
         if line.strip().startswith(
@@ -116,18 +124,25 @@ def one_line(error: BaseException) -> str:
 
 
 def literal(value: Any) -> str:
-    """Return a value as it is typed, in quotes if it is a string that looks like another type."""
+    """Return a value as it is typed.
+
+    A string that looks like another type is put in quotes.
+    """
     if not isinstance(value, str):
         return json.dumps(value, default=str, separators=(",", ":"))
     try:
         is_plain = yaml.safe_load(value) == value
-    except (yaml.YAMLError, ValueError):  # a day that does not exist, 2026-06-31
+    except (yaml.YAMLError, ValueError):
+        # YAML rejects a day that does not exist, such as 2026-06-31.
         is_plain = True
     return value if is_plain else f"'{value}'"
 
 
 def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
-    """Describe a value that is not `expected`, or too large if that is empty; `as_text` if it would do in quotes."""
+    """Describe a value that is not `expected`, or that is too large if `expected` is empty.
+
+    `as_text` suggests quotes, if the value would be valid as a string.
+    """
     text = literal(value)
     if not expected:
         return Error("value", f"{key}={text}", "is too large", f"{MAX_INTEGER:,} at most")

@@ -1,4 +1,7 @@
-"""The jobs that the overrides of a command describe, each composed and checked once, or all their errors."""
+"""Composes and checks the jobs that the overrides of a command describe.
+
+Each job is composed and checked once, and all errors are reported together.
+"""
 
 import contextlib
 import copy
@@ -34,14 +37,17 @@ from lockstep.config.schema.key_scopes import SAME_FOR_ALL_JOBS, names
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.system import processes
 
-# points of a search that are checked before it starts, and jobs of a sweep with errors
+# At most this many points of a search are checked before it starts, and at most this many jobs of a
+# sweep if there are errors.
 MAX_CHECKED = 50
 
 
 class Job(NamedTuple):
-    """A training: its overrides, its checked configuration, and its folder, in a sweep a part below that of the sweep.
+    """One training of a command: its overrides, its checked configuration and its folder.
 
-    `cfg` is what Hydra composed, with the section `hydra`, of a job that is not of a sweep.
+    `root` is the folder of the run. In a sweep it is the folder of the sweep, and `subdir` is the
+    path of the run below it. `cfg` is the configuration that Hydra composed, with the section
+    `hydra`. It is None for a job of a sweep.
     """
 
     overrides: tuple[str, ...]
@@ -52,13 +58,13 @@ class Job(NamedTuple):
 
     @property
     def folder(self) -> Path | None:
-        """The folder that `hydra.run.dir` or `hydra.sweep.dir` names, None without one."""
+        """Folder named by `hydra.run.dir` or `hydra.sweep.dir`, or None for the current folder."""
         path = Path(self.root).absolute()
         return None if path == Path.cwd() else path
 
 
 class Plan(NamedTuple):
-    """The jobs of a command line, in their order; of a search the first points."""
+    """Jobs of a command line in their order, or the first points of a search."""
 
     jobs: list[Job]
 
@@ -68,11 +74,12 @@ class Plan(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What the jobs of a command share. Overrides change the `saved` configuration of a run if there is one.
+    """Data that all jobs of a command share.
 
-    `compositions` has what Hydra made of the choices of a job: a configuration, and the errors of
-    those it refuses. It has no configuration if one of these is an experiment, because the other
-    overrides may need it.
+    Overrides change the `saved` configuration of a run if there is one. `compositions` maps choices
+    of options to the configuration that Hydra composed from them, and to the errors of the choices
+    that Hydra refused. The configuration is None if Hydra refused an experiment or a debug option,
+    because the other overrides may need it.
     """
 
     source: Source
@@ -83,14 +90,21 @@ class Command(NamedTuple):
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
-    """Run both rounds of the check: `plan`, then the signatures of all targets. Raises ConfigError."""
+    """Run both rounds of the check: `plan`, then the signatures of all targets.
+
+    Raises ConfigError.
+    """
     planned = plan(overrides, source, **settings)
     check_called(planned.configs)
     return planned
 
 
 def check_called(configs: Sequence[Config]) -> None:
-    """Run the second round alone. A run on this machine does not need it: its training begins with it."""
+    """Run only the second round of the check, which reads the signatures of all targets.
+
+    A run on this machine does not need it, because its training begins with this check. Raises
+    ConfigError.
+    """
     errors = processes.call(signatures.errors, [to_tree(config) for config in configs])
     if errors:
         raise ConfigError(*errors)
@@ -104,10 +118,10 @@ def plan(
     is_benchmark: bool = False,
     saved: Config | None = None,
 ) -> Plan:
-    """Compose and check the jobs of some overrides. Raises ConfigError with all their errors.
+    """Compose and check the jobs of some overrides.
 
-    Of a search, points from the ends of its intervals. Overrides change the `saved` configuration
-    if there is one.
+    For a search, these are points at the ends of its intervals. Overrides change the `saved`
+    configuration if there is one. Raises ConfigError with the errors of all jobs.
     """
     command = Command(source, groups(*source.folders), is_multirun, saved, {})
     errors: list[Error] = []
@@ -157,7 +171,8 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
     if different:
         problem = "differs between the jobs of a sweep, which share it"
         return [Error("conflict", different[0], problem, "choose one experiment")]
-    may_search = command.is_multirun or command.saved is not None  # a trial of a search keeps it
+    # A trial of a search keeps the section.
+    may_search = command.is_multirun or command.saved is not None
     if config.search is not None and not may_search:
         hint = "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"
         return [Error("conflict", "search", "draws values for a sweep", hint)]
@@ -174,7 +189,10 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
 
 
 def _job(texts: Sequence[str], number: int, command: Command) -> Job:
-    """Compose and check one job of a command. Raises ConfigError with all its errors."""
+    """Compose and check one job of a command.
+
+    Raises ConfigError with all its errors.
+    """
     cfg, errors = _compose(texts, command)
     config = None
     root = subdir = ""
@@ -197,14 +215,18 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
 
 
 def compose_trial(texts: Sequence[str], number: int, source: Source) -> Job:
-    """Compose and check a trial of a sweep. Raises ConfigError with all its errors."""
+    """Compose and check a trial of a sweep.
+
+    Raises ConfigError with all its errors.
+    """
     return _job(texts, number, Command(source, groups(*source.folders), True, None, {}))
 
 
 def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[Error]]:
-    """Return the configuration of some overrides, and the errors of those that cannot be applied.
+    """Return the composed configuration, and the errors of overrides that cannot be applied.
 
-    Raises ConfigError for an experiment that Hydra refuses, and if nothing can be composed.
+    Raises ConfigError for an experiment or a debug option that Hydra refuses, and if nothing can be
+    composed.
     """
     overrides = [parse_override(text) for text in texts]
     choices = [override for override in overrides if _is_choice(override, texts, command)]
@@ -224,7 +246,8 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
             cfg.hydra = hydra
     elif not errors and not refusals:
         cfg = drop_replaced_parameters(cfg, texts, partial(compose_config, source=command.source))
-    # after all others, which may have changed a _target_ and with it the legal names
+    # Refusals are described last, because other overrides may have changed a `_target_` and with it
+    # the legal names.
     errors += [
         override_errors.refusal(cfg, override, error, command.options)
         for override, error in refusals
@@ -247,9 +270,10 @@ def _is_choice(override: Override, texts: Sequence[str], command: Command) -> bo
 def _compose_choices(
     choices: Sequence[Override], command: Command
 ) -> tuple[DictConfig, list[Error]]:
-    """Compose choices, once for all jobs that have the same ones. Returns the errors of the refused ones, too.
+    """Compose choices, once for all jobs that have the same ones.
 
-    Raises ConfigError if an experiment is among these, or if nothing can be composed.
+    Returns also the errors of the refused choices. Raises ConfigError if Hydra refuses an
+    experiment or a debug option, or if nothing can be composed.
     """
     texts = tuple(override.input_line or "" for override in choices)
     if texts not in command.compositions:
@@ -263,7 +287,11 @@ def _compose_choices(
 def _compose_accepted(
     texts: Sequence[str], command: Command
 ) -> tuple[DictConfig | None, list[Error]]:
-    """Compose choices together, or if Hydra refuses that one after the other, for the entry of `compositions`."""
+    """Compose choices together, or one after the other if Hydra refuses them.
+
+    Returns the entry of `compositions`. Raises ConfigError if the accepted choices cannot be
+    composed.
+    """
     compose = partial(compose_config, source=command.source, with_hydra=True)
     with contextlib.suppress(*REFUSALS):
         return compose(texts), []

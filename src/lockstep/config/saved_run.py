@@ -1,4 +1,7 @@
-"""The saved configuration of a run, with the overrides of a command that resumes, evaluates or loads the run."""
+"""Applies the overrides of a command to the saved configuration of a run.
+
+The command resumes, evaluates or loads the run.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -20,7 +23,8 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.launcher import World
 
-# keys of data by which an evaluation selects other images; not those by which the network sees them
+# Keys of `data` by which an evaluation selects other images. Keys of the preprocessing are not
+# among them.
 SELECTING = (
     *(
         "root",
@@ -37,13 +41,16 @@ SELECTING = (
 
 
 def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
-    """Return the run of the override `resume=`, None without it. Raises ConfigError if there is no such run."""
+    """Return the run that the override `resume=` names, or None without this override.
+
+    Raises ConfigError if there is no such run.
+    """
     name = None
     for text in texts:
         try:
             override = parse_override(text)
         except HydraException:
-            continue  # the check reports it
+            continue  # The check reports it.
         if (
             override.key_or_group == "resume"
             and not override.is_delete()
@@ -61,7 +68,10 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
 def check_resume(
     folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool
 ) -> Job:
-    """Check the run in `folder`, as these overrides change it, for a resume. Raises ConfigError with all errors."""
+    """Check the run in `folder`, as these overrides change it, before it is resumed.
+
+    Raises ConfigError with all errors.
+    """
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
     except PermissionError as error:
@@ -103,13 +113,16 @@ def change_run(folder: RunFolder, saved: Config, texts: Sequence[str], source: S
 
 
 def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
-    """Return the configuration with the image files that these overrides select, and whether they select any."""
+    """Return the configuration with the images that these overrides select.
+
+    Also returns whether the overrides select any.
+    """
     known = (
         set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
     )
     changes: dict[str, Any] = {}
     for text in texts:
-        with contextlib.suppress(HydraException):  # the check reports it
+        with contextlib.suppress(HydraException):  # The check reports it.
             override = parse_override(text)
             section, _, key = override.key_or_group.partition(".")
             if (
@@ -129,9 +142,11 @@ def adapt_to_machine(
     world: World | None = None,
     precision: str | None = None,
 ) -> Config:
-    """Adapt a run to an evaluation on this machine, and to `devices`, `strategy` and `precision` if given.
+    """Adapt the configuration of a run to an evaluation on this machine.
 
-    Does not check them. The processes of a launcher, `world`, are its workers.
+    `devices`, `strategy` and `precision` replace those of the run if they are given. They are not
+    checked. If a launcher started this process, `world` describes its processes, which are the
+    workers.
     """
     strategy = strategy or saved.strategy.name
     trainer: dict[str, Any] = {
@@ -147,7 +162,7 @@ def adapt_to_machine(
             "loads": None,
             "num_nodes": num_nodes,
         }
-    # the network interface is that of the machines that trained
+    # The saved network interface belongs to the machines that trained the run.
     update = {"name": strategy, "interface": None}
     return saved.model_copy(
         update={
@@ -158,12 +173,18 @@ def adapt_to_machine(
 
 
 def evaluation_precision(saved: Config) -> str:
-    """Return the precision of what comes after a training: the same on every machine, with all bits of the weights."""
+    """Return the precision for everything that follows a training.
+
+    It is the same on every machine, and keeps all bits of the weights.
+    """
     return "float64" if saved.trainer.precision == "float64" else "float32"
 
 
 def progress(folder: RunFolder) -> tuple[int, int]:
-    """Return the epochs of a finished run, else 0, and the current epoch. Raises ConfigError for damaged files."""
+    """Return the epochs of a finished run, or 0, and the current epoch.
+
+    Raises ConfigError for damaged files.
+    """
     facts = look_at(folder)
     if facts["state"] == "broken":
         raise ConfigError(

@@ -1,6 +1,7 @@
-"""From image sources to the shards of this rank of every global batch, augmented.
+"""Load images, shard every global batch over the ranks, and augment the shards.
 
-The names here are public: configurations and projects use them, and they stay if modules move.
+The names exported here are public. Configurations and projects use them, and they stay the same
+when modules move.
 """
 
 import lazy_loader

@@ -1,4 +1,7 @@
-"""Balanced epochs: classes of unequal size in chosen proportions, each image as often as the others of its class."""
+"""Balance epochs, so that classes of unequal size occur in chosen proportions.
+
+Within a class, every image occurs equally often, up to one occurrence.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +10,10 @@ from torch import Tensor
 
 
 def sizes_of(counts: Sequence[int], balance: float) -> list[int]:
-    """Images of each class in an epoch: proportional to count ** (1 - balance), as many in all as there are."""
+    """Return the number of images of each class in an epoch.
+
+    The numbers are proportional to count ** (1 - balance), and add up to the number of images.
+    """
     powers = [count and count ** (1 - balance) for count in counts]
     exact = [sum(counts) * power / sum(powers) for power in powers]
     sizes = [int(size) for size in exact]
@@ -18,14 +24,15 @@ def sizes_of(counts: Sequence[int], balance: float) -> list[int]:
 
 
 def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
-    """Draw the positions of an epoch with `sizes` (K,) images of each class; `classes` int64 (N,) are all images.
+    """Draw the positions of an epoch with `sizes` (K,) images of each class.
 
-    All of a class occur as often as they fit, and a random part of them once more.
+    `classes` int64 (N,) has the class of every image. Every image of a class occurs as many times
+    as the class fits into its size, and a random subset occurs once more.
     """
     counts = torch.bincount(classes, minlength=len(sizes))
     shuffled = torch.randperm(len(classes), generator=source)
     by_class = shuffled[classes[shuffled].argsort(stable=True)]
-    # in its class
+    # This is the position of each image within its class.
     place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
     drawn = by_class.repeat_interleave(size // count + (place < size % count))

@@ -1,4 +1,7 @@
-"""Copies among the images of an inspection: leaks between splits or folds, contradictions of classes, duplicates."""
+"""Find duplicates and near-duplicates among the images of an inspection.
+
+They can leak between splits or folds, or have contradictory classes.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +15,17 @@ from lockstep.data.inspection import Inspection, Seen
 from lockstep.data.near_copies import Pair, near_pairs
 from lockstep.data.splits import Splits, makes_targets
 
-MAX_IMAGES_NAMED = 4  # images of a text
-MIN_DISTANCE = 0.0001  # distance of near copies, rounded: 0 is that of equal pixels
+MAX_IMAGES_NAMED = 4  # images listed in one message
+# This is the smallest rounded distance of near-duplicates, because 0 means equal pixels.
+MIN_DISTANCE = 0.0001
 
 
 class Copy(NamedTuple):
-    """An image: its split, also of a fold, its target as text, and its split and position in the inspection.
+    """An image that has a duplicate or near-duplicate.
 
-    `burst` is its group, split and target; None without groups.
+    `split` is the split it is in, which may be that of a fold. `place` is its split and position in
+    the inspection, and `target` is its target as text. `burst` is the group, split and target of
+    the image, or None without groups.
     """
 
     split: str
@@ -31,10 +37,11 @@ class Copy(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """Images that pairs of copies connect. The first two are the nearest pair, of a leak the nearest that leaks.
+    """Images that are connected by pairs of duplicates.
 
-    `distance` is that of this pair, 0 for equal pixels. `fold` is the one whose splits are named,
-    as in "data.fold=1".
+    The first two images are the nearest pair, or the nearest pair that leaks if there is a leak.
+    `distance` is the distance of this pair, 0 for equal pixels. `fold` names the fold whose splits
+    are reported, as in "data.fold=1".
     """
 
     images: list[Copy]
@@ -52,12 +59,12 @@ class Copies(NamedTuple):
 
     @property
     def has_targets(self) -> bool:
-        """True if their targets differ."""
+        """Return whether the targets of the images differ."""
         return len({image.target for image in self.images}) > 1
 
     @property
     def text(self) -> str:
-        """The first images with their splits, and their targets if they differ."""
+        """Return the first images with their splits, and with their targets if these differ."""
         shown = self.images[:MAX_IMAGES_NAMED]
         texts = [
             f"{each.split}: {each.name}{f' ({each.target})' if self.has_targets else ''}"
@@ -81,10 +88,11 @@ def find_copies(
     threshold: float,
     show: Callable[[int, int], None],
 ) -> list[Copies]:
-    """Find equal images, and with a threshold near ones of other bursts. They leak if they are in several splits.
+    """Find duplicates and, with a threshold, near-duplicates from different bursts.
 
-    `folds` are those of other folds, where they may leak, too. `show` gets the number of images
-    that are compared, and of all. Returns the copies, the worst first.
+    Images that are in several splits leak. `folds` are the splits of other folds, in which images
+    may leak, too. `show` gets the number of compared images and the number of all images. Returns
+    the duplicates, the worst first.
     """
     is_class = all(
         targets.dim() == 1 and not targets.is_floating_point()
@@ -120,7 +128,7 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:
             zip(part.names, inspection.seen[split], strict=True)
         ):
             if seen.errors and makes_targets(part.pixels):
-                continue  # without a target
+                continue  # Such a sample has no target.
             value = next(targets)
             target = names[value] if is_class and 0 <= value < len(names) else str(value)
             burst = None if part.groups is None else (str(part.groups[position]), split, target)
@@ -133,7 +141,7 @@ def _splits_of(splits: Splits) -> dict[str, str]:
 
 
 def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
-    """Group the pairs of `count` images that have images in common, each group sorted."""
+    """Group the pairs of `count` images that have images in common, and sort each group."""
     _, first, second = np.array(pairs or np.empty((0, 3))).T.astype(int)
     graph = coo_array((np.ones(len(pairs)), (first, second)), (count, count))
     chains, numbers = (

@@ -1,4 +1,4 @@
-"""Cuts images into splits and folds by hashes of their names, and keeps groups of them whole."""
+"""Split images into splits and folds by hashes of their names, and keep groups together."""
 
 import hashlib
 import os
@@ -17,10 +17,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Uncut:
-    """Images to cut: `names` (N), `classes` (N,) of any numbers, and `groups` (N) that stay whole, None without any.
+    """Images to split, with their `names` (N), `classes` (N,) and optional `groups` (N).
 
-    `kept` has splits of an earlier cut by name: these images stay where they were, and new ones of
-    their groups join them.
+    `classes` can be any integers. The images of a group stay in one split. `kept` maps names to
+    their earlier splits. These images stay in their split, and new images of their groups join
+    them.
     """
 
     names: Sequence[str]
@@ -37,15 +38,18 @@ class Uncut:
 
     @cached_property
     def units(self) -> Rows:
-        """The number of each image's group, or else name, in the order of hashes (N,)."""
+        """Return the number of the group, or else the name, of each image (N,).
+
+        Groups and names are numbered in the order of their hashes.
+        """
         draws = name_draws(self.names if self.groups is None else self.groups, self.seed)
         return np.unique(draws, return_inverse=True)[1]
 
     def known_parts(self, parts: Sequence[str]) -> Rows:
-        """Return the number of the part in which an image, or else its group, was kept (N,); -1 for new images.
+        """Return the number of the part in which each image or its group was kept (N,).
 
-        Splits that are not among the parts, and groups that were in several, count as the last
-        part.
+        The number is -1 for new images. Splits that are not among the parts, and groups that were
+        in several splits, count as the last part.
         """
         if self.kept is None:
             return np.full(len(self.names), -1)
@@ -61,12 +65,13 @@ class Uncut:
 def cut(
     images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | None = None
 ) -> dict[str, Rows]:
-    """Cut positions into a split for each of `fractions` and the rest, "train"; `tested` is "test". Each is sorted.
+    """Split positions into one sorted split for each of `fractions`, and "train" for the rest.
 
-    A class has its fractions to one image, if that leaves one for training, and is in every split
-    if it has three images or more. Whole groups come as near to that as they can. Images of one
-    name are in one split. The order of the images does not matter. Raises ValueError for an empty
-    split, and a class with fewer images or groups than folds.
+    `tested` is the split "test", if it is given. Each class has its fractions up to one image, if
+    one image remains for training. A class with three images or more is in every split. Groups are
+    not divided, and come as close to these numbers as possible. Images of the same name are in the
+    same split. The order of the images does not matter. Raises ValueError for an empty split, and
+    for a class with fewer images or groups than folds.
     """
     parts, rest = dict[str, Rows](), np.arange(len(images.names))
     if tested is not None:
@@ -99,7 +104,7 @@ def cut(
 
 
 def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
-    """Hash every name, with `seed`, to a number in [0, 1]."""
+    """Hash every name, together with `seed`, to a number in [0, 1]."""
     key = str(seed).encode()
     digests = b"".join(
         [hashlib.blake2b(os.fsencode(name), digest_size=8, key=key).digest() for name in names]
@@ -108,7 +113,10 @@ def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
 
 
 def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:
-    """Return how many of `count` images of a class each split gets; training keeps one, and each gets one of three."""
+    """Return how many of `count` images of a class each split gets.
+
+    Training keeps at least one image. With three images or more, each split gets at least one.
+    """
     sizes, left = list[int](), count - 1
     for number, fraction in enumerate(fractions, 1):
         most = max(left - (len(fractions) - number), min(left, 1))
@@ -118,9 +126,10 @@ def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:
 
 
 def _fold_mask(images: Uncut, fold: Fold) -> Mask:
-    """Return which images are in the fold (N,). Without groups, folds have as many of each class, or one more.
+    """Return which images are in the fold (N,).
 
-    Raises ValueError for a class with fewer names or groups than folds.
+    Without groups, the numbers of images of a class in two folds differ by at most one. Raises
+    ValueError for a class with fewer names or groups than folds.
     """
     kinds, labels = np.unique(images.classes, return_inverse=True)
     fewest = np.bincount(np.unique(images.units * len(kinds) + labels) % len(kinds)).min()
@@ -138,16 +147,17 @@ def _fold_mask(images: Uncut, fold: Fold) -> Mask:
 
 
 def _unit_classes(images: Uncut) -> Rows:
-    """Return the class of each unit; the lowest, if a list repeats an image with several classes."""
+    """Return the class of each unit, or the lowest if a list repeats an image with several."""
     found = np.full(images.units.max() + 1, images.classes.max())
     np.minimum.at(found, images.units, images.classes)
     return found
 
 
 def _cut_by_rank(images: Uncut, fractions: NDArray[np.float64], known: Rows) -> Rows:
-    """Return the part of each image: those of a class in the order of their hashes, the last part, training, second.
+    """Return the part of each image, where the images of a class are ordered by their hashes.
 
-    So an image that is added or removed moves at most one other across each border.
+    Training is the last part, and comes second in this order. An image that is added or removed
+    therefore moves at most one other image across each border.
     """
     classes, last = _unit_classes(images), len(fractions) - 1
     parts = np.full(len(classes), -1)

@@ -1,4 +1,4 @@
-"""Inspects every image of a data source: broken ones, sizes, and what copies are found by."""
+"""Inspect every image of a data source for errors, sizes and near-duplicates."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -18,9 +18,10 @@ from lockstep.system.hardware import num_cores
 
 
 class Seen(NamedTuple):
-    """One image: the digest of its pixels, its size (H, W) before it is scaled, and errors.
+    """An inspected image, with the digest of its pixels, its errors and its thumbnail.
 
-    Near copies are found by its thumbnail; None if it is not compared.
+    `size` (H, W) is the size before the image is scaled. Near-duplicates are found by thumbnails.
+    The thumbnail is None if the image is not compared.
     """
 
     digest: bytes
@@ -31,7 +32,10 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """All images of a source, and targets of those `labelled`, by split. Samples that cannot be made have no target."""
+    """All images of a source by split, with the targets of those that are `labelled`.
+
+    Samples that cannot be made have no target.
+    """
 
     splits: Splits
     seen: dict[str, list[Seen]]
@@ -40,7 +44,7 @@ class Inspection:
 
     @property
     def broken(self) -> list[str]:
-        """Errors of the images that cannot be used, one line per file."""
+        """Return the errors of the images that cannot be used, one line per file."""
         lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
         return list(dict.fromkeys(lines))
 
@@ -48,8 +52,8 @@ class Inspection:
 def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
     """Decode every file in threads, read every image in memory, or make every sample of a Dataset.
 
-    `show` gets the number of images done, and of all. With `is_near` there are thumbnails, for near
-    copies.
+    `show` gets the number of images done and the number of all images. With `is_near`, thumbnails
+    are made to find near-duplicates.
     """
     total = sum(map(len, splits.parts.values()))
     inspection = Inspection(splits, {}, {}, {})
@@ -70,12 +74,15 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
 
 
 def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Tensor]]:
-    """Yield each image and its target (1, ...), which is empty (0, ...) for a sample that cannot be made."""
+    """Yield each image and its target (1, ...).
+
+    The target is empty (0, ...) for a sample that cannot be made.
+    """
     files = images.pixels
     if isinstance(files, ImageFiles):
         try:
             _ = files.shape
-        # the first file, whose size all must have, is broken: any size is accepted
+        # The first file, whose size all others must have, is broken. Any size is accepted then.
         except ImageError:
             files = replace(files, view=replace(files.view, size=(1, 1)))
         with files.threads(num_cores()) as threads:

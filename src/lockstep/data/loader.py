@@ -1,4 +1,4 @@
-"""From indices to batches: one gather per shard, and a position that checkpoints store."""
+"""Make batches from indices by one gather per shard, and store the position in checkpoints."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,18 +16,20 @@ from lockstep.distributed.batch import Batch
 
 T = TypeVar("T")
 S = TypeVar("S")
-# of pixels, positions (n,), epoch, and the positions on which draws depend if that is not these:
-# images (n, C, H, W)
+# A crop is called with pixels, positions (n,) and the epoch, and returns images (n, C, H, W). The
+# last argument has the positions on which the draws depend, if these are others.
 Crop = Callable[[Pixels, Tensor, int, Tensor | None], Tensor]
 
-NUM_AHEAD = 2  # batches a thread reads ahead
-# more pageable memory than this is not copied asynchronously (CUDA's "API synchronization
-# behavior")
+NUM_AHEAD = 2  # batches that a thread reads ahead
+# CUDA does not copy more pageable memory than this asynchronously ("API synchronization behavior").
 STAGED_BYTES = 1 << 16
 
 
 class ShardDataset(Dataset[Batch | ImageError]):
-    """Pixels and their targets, of which one call makes the batch of a whole shard, also of an empty one."""
+    """A dataset of pixels and targets, in which one call makes the batch of a complete shard.
+
+    The shard can be empty.
+    """
 
     def __init__(self, pixels: Pixels, targets: Tensor, crop: Crop | None = None) -> None:
         self.pixels = pixels
@@ -38,14 +40,14 @@ class ShardDataset(Dataset[Batch | ImageError]):
         return len(self.pixels)
 
     def batch(self, shard_indices: ShardIndices) -> Batch:
-        """Make a batch, with its indices in host memory. Raises ImageError."""
+        """Make a batch, whose indices are in host memory. Raises ImageError."""
         indices, shard = shard_indices
         drawn_by = repeats(shard, len(indices))
         if makes_targets(self.pixels) and self.crop is None:
             pixels, targets = self.pixels.make(indices, shard.epoch, drawn_by)
             return Batch(pixels, targets, indices, shard)
         chosen = copy_to_device(indices, self.targets.device)
-        # index_select: 3.4 million 32x32 images/s, brackets: 0.4 (one CPU thread, 2026-11-21)
+        # index_select reads 3.4 million 32x32 images/s, brackets 0.4 (one CPU thread, 2026-11-21).
         if self.crop is not None:
             pixels = self.crop(self.pixels, indices, shard.epoch, drawn_by)
         else:
@@ -57,9 +59,10 @@ class ShardDataset(Dataset[Batch | ImageError]):
         return Batch(pixels, self.targets.index_select(0, chosen), indices, shard)
 
     def __getitems__(self, shard_indices: ShardIndices) -> Batch | ImageError:
-        """Make a batch in a worker process, or return an ImageError, which torch would raise with a traceback.
+        """Make a batch in a worker process, or return the ImageError.
 
-        Batches are moved to shared memory here, where a lack of space raises. The thread of
+        The error is returned, because torch would raise it with a traceback. Batches are moved to
+        shared memory here, where a lack of space raises an error. Otherwise, the thread of
         `multiprocessing.Queue` would drop the batch, and the training would wait forever (Python
         3.11).
         """
@@ -84,11 +87,12 @@ def _raise_error(batch: Batch | ImageError) -> Batch:
 
 
 class ShardLoader(DataLoader[Batch]):
-    """A loader whose position, counted in global batches, is the same on every rank and for any number of ranks.
+    """A loader whose position, counted in global batches, is the same on every rank.
 
-    Lightning saves and restores it by `state_dict` and `load_state_dict`. The position is that of
-    the last batch that was yielded, however many are read ahead: by processes, which `workers` sets
-    up, and a thread that calls `prepare`.
+    The position does not depend on the number of ranks. Lightning saves and restores it by
+    `state_dict` and `load_state_dict`. It is the position of the last batch that was yielded, no
+    matter how many batches are read ahead. Batches are read ahead by worker processes, which
+    `workers` configures, and by a thread that calls `prepare`.
     """
 
     batch_sampler: GlobalBatches  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -107,15 +111,15 @@ class ShardLoader(DataLoader[Batch]):
         self._position = (0, 0)
 
     def __iter__(self) -> Iterator[Batch]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # without worker processes not by DataLoader's iterator, which costs 30 us a batch (one CPU
-        # thread, 2026-11-21)
+        # Without worker processes, DataLoader's iterator is not used, because it costs 30 us per
+        # batch (one CPU thread, 2026-11-21).
         batches = (
             map(_raise_error, super().__iter__())
             if self.num_workers
             else map(self.dataset.batch, self.batch_sampler)
         )
         for batch in read_ahead(batches, NUM_AHEAD, self._prepare) if self._prepare else batches:
-            # before the yield: a checkpoint of this step must not repeat its batch
+            # This precedes the yield, because a checkpoint of this step must not repeat its batch.
             self._position = (batch.shard.epoch, batch.shard.micro_step + 1)
             yield batch
 
@@ -124,7 +128,7 @@ class ShardLoader(DataLoader[Batch]):
         return {"epoch": epoch, "micro_step": micro_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batch of the state; at the end of an epoch, with the next epoch."""
+        """Continue after the batch of the state, or with the next epoch if it was the last one."""
         epoch, start = state["epoch"], state["micro_step"]
         if start >= len(self.batch_sampler):
             epoch, start = epoch + 1, 0
@@ -133,10 +137,10 @@ class ShardLoader(DataLoader[Batch]):
 
 
 def read_ahead(items: Iterable[S], depth: int, prepare: Callable[[S], T]) -> Iterator[T]:
-    """Yield `prepare(item)` of every item, in order, while a thread prepares up to `depth` further items.
+    """Yield `prepare(item)` of every item in order, while a thread prepares the next items.
 
-    An exception of an item is raised in its place. The thread ends with the iteration, even if it
-    is stopped early.
+    The thread prepares up to `depth` items ahead. An exception of an item is raised in its place.
+    The thread ends with the iteration, even if the iteration is stopped early.
     """
     source = iter(items)
     thread = ThreadPoolExecutor(1, "read ahead")
@@ -162,7 +166,7 @@ def copy_to_device(value: Tensor, device: torch.device) -> Tensor:
 
 def pin_batch(batch: Batch, device: torch.device) -> Batch:
     """Copy the batch to page-locked memory, from which it is copied to the GPU asynchronously."""
-    with torch.cuda.device(device):  # a new thread starts on the first GPU
+    with torch.cuda.device(device):  # A new thread starts on the first GPU.
         parts = {
             name: value.pin_memory()
             for name, value in batch._asdict().items()
@@ -172,7 +176,7 @@ def pin_batch(batch: Batch, device: torch.device) -> Batch:
 
 
 def fits_on(device: torch.device, num_bytes: int) -> bool:
-    """Return whether `num_bytes` of data are at most half of the free memory of a GPU."""
+    """Return whether `num_bytes` of data fit into half of the free memory of a GPU."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""The LightningDataModule of a run: the three splits, the device of their pixels, and the shards of this rank."""
+"""Provide the LightningDataModule of a run, which serves the shards of this rank."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,10 @@ from lockstep.system.wording import plural
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """Sizes of batches, over all ranks. A limit of None takes every batch of an epoch."""
+    """Batch sizes, summed over all ranks, and limits on the number of batches in an epoch.
+
+    A limit of None takes every batch of an epoch.
+    """
 
     global_batch_size: int
     accumulate_grad_batches: int
@@ -43,11 +46,12 @@ class Batching:
 
 
 class ImageData(L.LightningDataModule):
-    """Serves this rank's shards of the splits, and augments training batches on the device.
+    """Serves the shards of this rank, and augments training batches on the device.
 
-    With `memory` "device", or "auto" if they take at most half of the free GPU memory, images that
-    are not streamed are kept on the GPU. `num_workers` processes decode streamed images, and make
-    random crops. `augment` is called with `fill`, the mean colour, and `seed`.
+    Images that are not streamed are stored on the GPU with `memory` "device". With "auto" they are
+    stored there if they take at most half of the free GPU memory. `num_workers` processes decode
+    streamed images and make random crops. `augment` is called with `fill`, the mean color, and
+    `seed`.
     """
 
     def __init__(
@@ -99,17 +103,18 @@ class ImageData(L.LightningDataModule):
             else ShardDataset(images.pixels, images.targets, crop if name == "train" else None)
             for name, images in parts.items()
         }
-        self.look_at_batch: Callable[[Batch], None] | None = None  # checks samples of a Dataset
+        # This checks the samples of a Dataset.
+        self.look_at_batch: Callable[[Batch], None] | None = None
 
     def _is_made(self, split: str) -> bool:
-        """Return whether worker processes make the images of a split when they are needed."""
+        """Return whether worker processes make the images of a split on demand."""
         return is_streamed(self.splits.parts[split].pixels) or (
             split == "train" and self._crop is not None
         )
 
     @property
     def placement(self) -> str:
-        """Where the training images are, as text."""
+        """Return a description of where the training images are stored."""
         pixels = self.splits.train.pixels
         if self.is_on_device:
             return "on the GPU"
@@ -123,12 +128,15 @@ class ImageData(L.LightningDataModule):
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of every image."""
+        """Return the shape (C, H, W) of every image."""
         channels, height, width = self.splits.train.pixels.shape[1:]
         return channels, height, width
 
     def sampled_targets(self) -> Tensor:
-        """Return the targets (N, ...) of all training images, of a Dataset those of up to 4,096 samples."""
+        """Return the targets (N, ...) of all training images.
+
+        For a Dataset, these are the targets of up to 4,096 samples.
+        """
         pixels = self.splits.train.pixels
         if not makes_targets(pixels):
             return self.splits.train.targets
@@ -140,7 +148,7 @@ class ImageData(L.LightningDataModule):
         return self.batches("train").num_steps
 
     def batches(self, split: str) -> GlobalBatches:
-        """Shards of this rank of the batches of one epoch of a split."""
+        """Return the shards of this rank for the batches of one epoch of a split."""
         b, is_train = self._batching, split == "train"
         limits = {
             "train": b.limit_train_batches,
@@ -160,7 +168,10 @@ class ImageData(L.LightningDataModule):
         )
 
     def serve(self, pixels: Mapping[str, Pixels]) -> None:
-        """Serve these in place of the pixels of their splits from now on; on a GPU they must be there."""
+        """Serve these pixels from now on, in place of the pixels of their splits.
+
+        If the device is a GPU, the pixels must be stored on it.
+        """
         self._images |= {
             name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()
         }
@@ -190,7 +201,10 @@ class ImageData(L.LightningDataModule):
         return self._loader("test")
 
     def example(self, count: int) -> Batch:
-        """Return the first `count` training samples on the device, plus a partner of the last one if mixed."""
+        """Return the first `count` training samples on the device.
+
+        If samples are mixed, the partner of the last one is appended.
+        """
         shard = Shard(
             epoch=0,
             step=0,
@@ -207,7 +221,10 @@ class ImageData(L.LightningDataModule):
 
     @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Call `look_at_batch` while the batch is in host memory: reading it on a GPU would wait for the device."""
+        """Call `look_at_batch` while the batch is in host memory.
+
+        Reading the batch on a GPU would wait for the device.
+        """
         if self.look_at_batch is not None:
             self.look_at_batch(batch)
         return batch
@@ -216,7 +233,10 @@ class ImageData(L.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Batch, device: torch.device, dataloader_idx: int
     ) -> Batch:
-        """Move inputs and targets. Lightning's own recursion through the tuple costs 50 us (CPU, 2026-11-21)."""
+        """Move inputs and targets.
+
+        Lightning's recursion through the tuple would cost 50 us (CPU, 2026-11-21).
+        """
         if batch.inputs.device == device:
             return batch
         inputs, targets = (part.to(device, non_blocking=True) for part in batch[:2])
@@ -224,14 +244,20 @@ class ImageData(L.LightningDataModule):
 
     @override
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Augment training batches on the device. Indices are moved last: draws are made from them on the host."""
+        """Augment training batches on the device.
+
+        The indices are moved last, because the random draws are made from them on the host.
+        """
         if self.trainer is not None and self.trainer.training:
             batch = self.augment(batch)
         return batch._replace(indices=copy_to_device(batch.indices, batch.inputs.device))
 
 
 def _first_samples(splits: Splits, num_samples: int) -> Splits:
-    """Train, validate and test on the same first samples, which a network must be able to memorize."""
+    """Return splits that train, validate and test on the same first samples.
+
+    A network must be able to memorize these samples.
+    """
     few = splits.train.head(num_samples)
     pixels = few.pixels
     evaluated = (

@@ -1,8 +1,10 @@
-"""Pairs of images that are the same picture but for size, quality, brightness, contrast or a crop of up to 10 %.
+"""Find pairs of images that are near-duplicates.
 
-The distance of two images is 1 - r: r is the correlation of their sharpened grey levels at 16x16,
-of one whole and of the best of several crops of the other. Brightness and contrast drop out. Only
-pairs that are alike at 8x8 get one. Hashes of 64 to 256 bits miss most crops (docs/log.md).
+Near-duplicates show the same scene, but differ in size, quality, brightness, contrast or a crop of
+up to 10 %. The distance of two images is 1 - r, where r is the correlation of their sharpened pixel
+values at 16x16. One image is compared uncropped, with the best of several crops of the other.
+Brightness and contrast do not affect the correlation. Only pairs that are similar at 8x8 get a
+distance. Hashes of 64 to 256 bits miss most crops (docs/log.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,25 +16,27 @@ from torch.nn import functional as F
 
 from lockstep.data.images.preprocessing import resize, size_of
 
-SIDE = 40  # pixels of a thumbnail, of which crops are cut
-# shorter side of an image that is compared, as of a crop of 32; of 28x28 most digits are near
-# others
+SIDE = 40  # pixels of a thumbnail, from which crops are taken
+# An image is compared if its shorter side has at least this many pixels, which a crop of 32 pixels
+# has. At 28x28, most digits would be near others.
 MIN_SIDE = 29
-# grey levels, the standard deviation of an image that is compared: below it, those of a JPEG decide
+# An image is compared if the standard deviation of its pixel values is at least this. Below it,
+# JPEG artifacts decide.
 FLATTEST = 2.0
 COARSE, FINE = (
     ((1.0, 1), (0.95, 2), (0.9, 2)),
     ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5)),
 )
-# fraction of its neighbourhood that is taken off a pixel: all pictures of a horizon are alike
+# This fraction of its neighborhood is subtracted from a pixel. Otherwise, all images of a horizon
+# would be similar.
 SHARPNESS = 0.8
-COARSEST = 0.08  # distance of candidates, whose details are compared then
-NEAREST = 32  # of each image: the work is bounded where all images are alike
-BLOCK = 512  # images that are compared in one go
+COARSEST = 0.08  # distance up to which the details of candidates are compared
+NEAREST = 32  # candidates of each image, which bounds the work if all images are similar
+BLOCK = 512  # images that are compared at once
 
 
 class Pair(NamedTuple):
-    """Positions of two images, first < second, and their distance."""
+    """The positions of two images, first < second, and their distance."""
 
     distance: float
     first: int
@@ -40,7 +44,10 @@ class Pair(NamedTuple):
 
 
 def thumbnail(pixels: Tensor) -> Tensor | None:
-    """Return the grey levels (SIDE, SIDE) of an image (C, H, W); None for one too small or flat to be compared."""
+    """Return the mean over the channels of an image (C, H, W), as pixel values (SIDE, SIDE).
+
+    Returns None for an image that is too small or too flat to be compared.
+    """
     if min(size_of(pixels)) < MIN_SIDE:
         return None
     if pixels.is_floating_point():
@@ -55,27 +62,30 @@ def near_pairs(
     threshold: float,
     show: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Pair]:
-    """Return the pairs up to a distance, nearest first, each image with its `NEAREST` at most; `show` the progress."""
+    """Return the pairs up to a distance of `threshold`, nearest first.
+
+    Each image has at most its `NEAREST` candidates. `show` gets the progress.
+    """
     if len(thumbnails) < 2:
         return []
     grey = torch.stack([*thumbnails])
     found = torch.cat([*_candidates(grey, show)]).sort(1).values.unique(dim=0)
     used, rows = found.unique(return_inverse=True)
-    # rounded: the last bits are those of the machine
+    # Distances are rounded, because their last bits depend on the machine.
     distances = [round(distance, 4) for distance in _distances(grey[used], rows).tolist()]
     pairs = zip(distances, found.tolist(), strict=True)
     return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
 def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
-    """Yield positions (n, 2) of the nearest of each image, by the coarse distance."""
+    """Yield position pairs (n, 2) of each image and its nearest images, by coarse distance."""
     parts = [[*_vectors(part, COARSE, 8)] for part in grey.split(BLOCK)]
     crops = [torch.cat(part) for part in zip(*parts, strict=True)]
     for start in range(0, len(grey), BLOCK):
         show(start, len(grey))
         whole = crops[0][start : start + BLOCK]
         similar = whole @ crops[0].T
-        product = torch.empty_like(similar)  # once a block: its pages cost as much as the product
+        product = torch.empty_like(similar)  # Allocating its pages costs as much as the product.
         for crop in crops[1:]:
             torch.maximum(similar, torch.mm(whole, crop.T, out=product), out=similar)
         similar.diagonal(start).fill_(-1)
@@ -85,7 +95,10 @@ def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tens
 
 
 def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
-    """Return the distance (n,) of pairs (n, 2) of positions in `grey`, whose crops are made once."""
+    """Return the distances (n,) of pairs (n, 2) of positions in `grey`.
+
+    The crops of each image are made only once.
+    """
     parts = grey.split(BLOCK)
     whole = torch.cat([next(_vectors(part, FINE, 16, SHARPNESS)) for part in parts])
     nearest = torch.full((len(pairs),), -1.0)
@@ -100,9 +113,10 @@ def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
 def _vectors(
     grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0
 ) -> Iterator[Tensor]:
-    """Yield the whole images, then each crop, scaled to `side`, as vectors (n, side ** 2) of mean 0 and length 1.
+    """Yield the complete images, then each crop, scaled to `side`, as vectors (n, side ** 2).
 
-    `crops` are fractions of a side, and numbers of positions along it.
+    The vectors have mean 0 and length 1. `crops` are pairs of a fraction of the side and the number
+    of positions along it.
     """
     images = grey.float()
     for fraction, number in crops:
@@ -122,7 +136,10 @@ def _vectors(
 
 
 def _area_means(side: int, fraction: float, place: float) -> Tensor:
-    """Return the matrix (side, SIDE) of means over parts of a crop: `place` is 0 for the first crop, 1 for the last."""
+    """Return the matrix (side, SIDE) that averages over the areas of a crop.
+
+    `place` is 0 for the first crop and 1 for the last one.
+    """
     length = SIDE * fraction / side
     low = (SIDE - SIDE * fraction) * place + length * torch.arange(side).unsqueeze(1)
     pixels = torch.arange(SIDE)

@@ -1,4 +1,4 @@
-"""Worker processes of a loader: they make the next batches while the last one trains."""
+"""Configure the worker processes of a loader, which make batches ahead of the training."""
 
 import os
 import signal
@@ -11,9 +11,9 @@ from lockstep.system.signals import STOP_SIGNALS
 
 
 def worker_settings(num_workers: int) -> dict[str, Any]:
-    """Keyword arguments of a DataLoader whose workers are forked by the fork server.
+    """Return keyword arguments of a DataLoader whose workers are forked by the fork server.
 
-    A fork of this process, which has threads, could hang.
+    A fork of this process could hang, because it has threads.
     """
     return {
         "num_workers": num_workers,
@@ -25,10 +25,10 @@ def worker_settings(num_workers: int) -> dict[str, Any]:
 
 
 def _start_worker(_: int) -> None:
-    """Block stop signals, which the training process handles, and exit when that process does.
+    """Block stop signals, which the training process handles, and exit when that process exits.
 
-    torch watches the process that forked this one, which is the fork server and not the training
-    process.
+    torch only watches the process that forked this one. That is the fork server, and not the
+    training process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for work in (_exit_with_parent, _exit_on_request):
@@ -43,7 +43,10 @@ def _exit_with_parent() -> None:
 
 
 def _exit_on_request() -> None:
-    """Exit on SIGTERM of the training process, which sends it at its end; ignore SIGTERM of other processes."""
+    """Exit on SIGTERM from the training process, and ignore SIGTERM from other processes.
+
+    The training process sends the signal when it ends.
+    """
     parent = parent_process()
     assert parent is not None
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:

@@ -1,4 +1,4 @@
-"""The order of the samples, and the shard of it that one rank reads."""
+"""Order the samples of an epoch, and select the shard that a rank reads."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,35 +12,45 @@ from lockstep.distributed.rng import generator
 
 
 class ShardIndices(NamedTuple):
-    """The samples of one shard: positions in the data set, in the order of the global batch."""
+    """The samples of one shard, as positions in the data set in the order of the global batch."""
 
     indices: torch.Tensor
     shard: Shard
 
 
 def positions(shard: Shard, *, with_partner: bool) -> torch.Tensor:
-    """Positions of a shard in the global batch, plus the cyclically next one with a partner, unless it is empty."""
+    """Return the positions of a shard in the global batch.
+
+    With a partner, the cyclically next position is appended, unless the shard is empty.
+    """
     return (
         torch.arange(shard.lo, shard.hi + (with_partner and not shard.is_empty)) % shard.group_size
     )
 
 
 def repeats(shard: Shard, count: int) -> torch.Tensor | None:
-    """Positions of `count` samples in an epoch that repeats some, on which their draws depend; None in others."""
+    """Return the positions on which the draws of `count` samples depend.
+
+    These are positions in an epoch that repeats samples. In other epochs, None is returned.
+    """
     if shard.offset is None:
         return None
     return shard.offset + positions(shard, with_partner=count > shard.hi - shard.lo)
 
 
 class GlobalBatches(Sampler[ShardIndices]):
-    """Shards of this rank of every micro-batch of an epoch: the same number on every rank, each sample once.
+    """The shards of this rank for every micro-batch of an epoch.
 
-    The global batch of a step is cut into `accumulate_grad_batches` micro-batches of one size. A
-    sample that would be alone in the last global batch or micro-batch joins the one before, because
-    batch norm cannot normalize a single value. Without `shuffle_seed` the order is that of the data
-    set, with it it depends only on (seed, epoch). `order` draws it from a generator, as many
-    samples, some of them repeated; None draws each once. `num_batches` limits the micro-batches of
-    an epoch. `with_partner` adds to every shard the sample that its last one is mixed with.
+    Every rank has the same number of shards, and each sample occurs once. The global batch of a
+    step is split into `accumulate_grad_batches` micro-batches of one size. A sample that would be
+    alone in the last global batch or micro-batch joins the previous one, because batch norm cannot
+    normalize a single value.
+
+    Without `shuffle_seed`, the order is that of the data set. With it, the order depends only on
+    (seed, epoch). `order` draws the order from a generator. It returns as many samples, and can
+    repeat some of them. If it is None, each sample is drawn once. `num_batches` limits the
+    micro-batches of an epoch. `with_partner` appends to every shard the sample that is mixed with
+    its last one.
     """
 
     def __init__(
@@ -77,11 +87,11 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.order = order
         self.epoch: int = 0
         self.start: int = 0
-        # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself
+        # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself.
         self.sampler = self
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch`. A position inside the same epoch, after a resume, is kept."""
+        """Start `epoch`. A position inside the same epoch is kept, as after a resume."""
         if epoch != self.epoch:
             self.seek(epoch, 0)
 
@@ -91,17 +101,23 @@ class GlobalBatches(Sampler[ShardIndices]):
 
     @property
     def num_epoch_samples(self) -> int:
-        """Samples of one epoch over all ranks."""
+        """Return the number of samples of one epoch, over all ranks."""
         return self.num_batches * self.micro_batch_size if self._is_cut_short else self.num_samples
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of one epoch; an incomplete last group of micro-batches is one."""
+        """Return the number of optimizer steps of one epoch.
+
+        An incomplete last group of micro-batches is one step.
+        """
         return math.ceil(self.num_batches / self.accumulate_grad_batches)
 
     @property
     def has_single_samples(self) -> bool:
-        """True if some micro-batch has one sample: if all have, or there is one sample only."""
+        """Return whether some micro-batch has only one sample.
+
+        This is the case if all micro-batches have one, or if there is only one sample.
+        """
         return self.micro_batch_size == 1 or self.num_samples == 1
 
     def __len__(self) -> int:
@@ -131,7 +147,10 @@ class GlobalBatches(Sampler[ShardIndices]):
             yield ShardIndices(chosen, shard)
 
     def _shard(self, epoch: int, micro_step: int) -> Shard:
-        """Cut one micro-batch. The last one, and so the last step, ends with the samples of the epoch."""
+        """Return the shard of a micro-batch.
+
+        The last micro-batch, and with it the last step, ends with the samples of the epoch.
+        """
         step, number = divmod(micro_step, self.accumulate_grad_batches)
         num_left = self.num_epoch_samples - step * self.global_batch_size
         is_last_step = step == (self.num_batches - 1) // self.accumulate_grad_batches

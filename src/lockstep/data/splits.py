@@ -1,4 +1,4 @@
-"""Images with their targets, the splits of a data set, and the statistics of its channels.
+"""Define images with targets, the splits of a data set, and the statistics of its channels.
 
 Pixels are a tensor (N, C, H, W), or an object that reads or makes them.
 """
@@ -16,17 +16,17 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable
 
-CHUNK = 4096  # images copied in one go
-MAX_CHARACTERS = 130  # letters of a list of all classes
-Kept = Mapping[str, str] | None  # splits of an earlier cut, by name
+CHUNK = 4096  # images that are copied at once
+MAX_CHARACTERS = 130  # characters of a list of all classes
+Kept = Mapping[str, str] | None  # earlier splits of images, by name
 
 
 class LazyPixels(Protocol):
-    """Pixels outside a tensor.
+    """Pixels that are not stored in a tensor.
 
     `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in
-    every process. `head(n)` are the first n images, `reason` is a text on where the pixels are.
-    `is_streamed`: worker processes make the images when they are needed.
+    every process. `head(n)` returns the first n images. `reason` is a text that says where the
+    pixels are. If `is_streamed`, worker processes make the images on demand.
     """
 
     @property
@@ -46,9 +46,10 @@ Pixels = Tensor | LazyPixels
 
 
 class ImageError(ValueError):
-    """Image files that cannot be used: `errors` has one line per file, the message the first ten.
+    """An error for image files that cannot be used.
 
-    `positions` are those of the files in the list that was read, if it was read completely.
+    `errors` has one line per file, and the message has the first ten. `positions` are the positions
+    of these files in the list that was read, if it was read completely.
     """
 
     def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
@@ -62,18 +63,18 @@ class ImageError(ValueError):
 
 
 def shorten_lines(lines: Sequence[str]) -> str:
-    """Keep ten of the lines, and count the others."""
+    """Keep the first ten lines, and add a line with the number of the others."""
     more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
     return "\n".join([*lines[:10], *more])
 
 
 def makes_targets(pixels: Pixels) -> TypeGuard[Any]:
-    """Return whether the pixels are `Samples` of a torch Dataset, which make inputs and targets together."""
+    """Return whether the pixels are `Samples` of a Dataset, which make inputs with targets."""
     return hasattr(pixels, "no_targets")
 
 
 def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:
-    """Return whether worker processes make the images when they are needed."""
+    """Return whether worker processes make the images on demand."""
     return not isinstance(pixels, Tensor) and pixels.is_streamed
 
 
@@ -95,13 +96,14 @@ def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
 class Images:
     """The N images of a split, with their targets and names.
 
-    `pixels` (N, C, H, W) is a tensor: uint8 of 0 to 255, or floats that the network gets unchanged.
-    Sources of Lockstep may keep pixels elsewhere. `targets` (N, ...) are those of the task: for
-    classification class numbers int64 (N,), -1 if unknown. `names` identify images in messages:
-    paths below the root, or "test/17". `groups` are the patients, machines or bursts that images
-    are of; None if unknown. Raises ValueError if lengths, dtype or shape do not match.
+    `pixels` is a tensor (N, C, H, W), either uint8 of 0 to 255, or floats that the network gets
+    unchanged. Sources of Lockstep may store pixels elsewhere. `targets` (N, ...) are those of the
+    task. For classification they are class numbers int64 (N,), where -1 is unknown. `names`
+    identify images in messages, and are paths below the root, or texts such as "test/17". `groups`
+    are the patients, machines or bursts to which the images belong, or None if unknown. Raises
+    ValueError if lengths, dtype or shape do not match.
 
-    Samples of a torch Dataset contain their targets: `targets` (0, ...) then has only their dtype
+    Samples of a torch Dataset contain their targets. `targets` (0, ...) then has only their dtype
     and shape.
     """
 
@@ -116,7 +118,10 @@ class Images:
             name = type(self.pixels).__name__
             problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset"
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
-            problem = f"are {str(self.dtype).removeprefix('torch.')}: make them uint8 of 0 to 255, or floats"
+            problem = (
+                f"are {str(self.dtype).removeprefix('torch.')}: "
+                "make them uint8 of 0 to 255, or floats"
+            )
         elif isinstance(self.pixels, Tensor) and self.pixels.dim() != 4:
             problem = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
         if problem:
@@ -136,12 +141,14 @@ class Images:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the pixels."""
         return self.pixels.dtype
 
     @property
     def classes(self) -> Tensor | None:
-        """Class numbers int64 (N,); None if targets are others, or of a Dataset that does not list them."""
+        """Return the class numbers int64 (N,), or None if they are unknown.
+
+        They are None if targets are not class numbers, and for a Dataset that does not list them.
+        """
         if makes_targets(self.pixels):
             return None if self.pixels.labels is None else self.pixels.labels[self.pixels.rows]
         is_one_number = self.targets.dim() == 1 and not self.targets.is_floating_point()
@@ -152,18 +159,18 @@ class Images:
 
     @property
     def num_groups(self) -> int:
-        """Groups that these images are of; 0 if unknown."""
+        """Return the number of groups to which these images belong, or 0 if unknown."""
         return len({*(self.groups or ())})
 
     def head(self, count: int) -> "Images":
-        """Return the first images."""
+        """Return the first `count` images."""
         pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
         groups = self.groups and self.groups[:count]
         return Images(pixels, self.targets[:count], self.names[:count], groups)
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of each of the C channels, of pixels in [0, 1].
+    """Mean and standard deviation of each of the C channels, for pixels in [0, 1].
 
     The input of a network is (pixels / 255 - mean) / std.
     """
@@ -174,12 +181,12 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Disjoint parts of one data set, with images of one shape (C, H, W).
+    """The disjoint splits of one data set, whose images have one shape (C, H, W).
 
-    `class_names[label]` is the name of a class; if targets are numbers or several labels, there is
-    a name for each. Images are normalized by `statistics`; None computes them from all training
-    images, which must be a tensor then. `files` are the image files of a folder or list, and names
-    are paths below `folder`.
+    `class_names[label]` is the name of a class. If targets are numbers or several labels, there is
+    a name for each of them. Images are normalized by `statistics`. If it is None, it is computed
+    from all training images, which must be a tensor then. `files` are the image files of a folder
+    or list. In this case, names are paths below `folder`.
     """
 
     train: Images
@@ -192,24 +199,33 @@ class Splits:
 
     @property
     def parts(self) -> dict[str, Images]:
-        """The splits by name: train, val and test."""
+        """Return the splits by name, in the order train, val and test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
     def class_counts(self, split: str) -> list[int] | None:
-        """Images of each class in a split; None if targets are not class numbers, or not known."""
+        """Return the number of images of each class in a split.
+
+        Returns None if targets are not class numbers, or if they are unknown.
+        """
         classes, num_classes = self.parts[split].classes, len(self.class_names)
         if classes is None or not len(classes) or classes.min() < 0 or classes.max() >= num_classes:
             return None
         return torch.bincount(classes, minlength=num_classes).tolist()
 
     def absent_classes(self, split: str) -> list[str]:
-        """Classes without an image in a split; none if targets are not class numbers, or not known."""
+        """Return the classes that have no image in a split.
+
+        The list is empty if targets are not class numbers, or if they are unknown.
+        """
         counts = self.class_counts(split) or ()
         return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
 def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
-    """List the images of each class, of many classes the fewest and most, and with `balance` those of an epoch."""
+    """List the number of images of each class, or the range if there are many classes.
+
+    With `balance`, the number of images in an epoch is added.
+    """
     texts = [f"{count:,}" for count in counts]
     if balance:
         from lockstep.data.balance import sizes_of
@@ -221,12 +237,18 @@ def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float 
     every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
     if len(every) > MAX_CHARACTERS:
         ends = [counts.index(end(counts)) for end in (min, max)]
-        every = f"{len(names):,} classes: {' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
+        every = (
+            f"{len(names):,} classes: "
+            f"{' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
+        )
     return every + (f" in an epoch, data.balance={balance:g}" if balance else "")
 
 
 def describe_groups(splits: Splits) -> str:
-    """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)"; empty without groups."""
+    """List groups and images, as in "train 96 (images: 1,204), val 12 (images: 150)".
+
+    The text is empty if there are no groups.
+    """
     counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
     return ", ".join(
         [f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of]
@@ -234,7 +256,7 @@ def describe_groups(splits: Splits) -> str:
 
 
 def value_counts(pixels: Tensor) -> Tensor:
-    """Count each value in each channel of uint8 `pixels` (N, C, H, W): int64 (C, 256)."""
+    """Count the values in each channel of uint8 `pixels` (N, C, H, W), as int64 (C, 256)."""
     return torch.stack(
         [torch.bincount(channel.reshape(-1), minlength=256) for channel in pixels.unbind(1)]
     )
@@ -257,24 +279,27 @@ def statistics_of(pixels: Pixels) -> Statistics:
 
 
 def identity_statistics(num_channels: int) -> Statistics:
-    """Statistics of float inputs, which are not normalized: mean 0, std 1."""
+    """Return mean 0 and std 1, the statistics of float inputs, which are not normalized."""
     return Statistics((0.0,) * num_channels, (1.0,) * num_channels)
 
 
 class Fold(NamedTuple):
-    """Part `number` of `num_folds` equal parts of the training images: the test split of a run."""
+    """Part `number` of `num_folds` equal parts of the training images, used as the test split."""
 
     number: int
     num_folds: int
 
     @classmethod
     def chosen(cls, number: int, num_folds: int | None) -> "Fold | None":
-        """Return a fold, None without `num_folds`."""
+        """Return a fold, or None if `num_folds` is None."""
         return None if num_folds is None else cls(number, num_folds)
 
 
 def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
-    """Return the size of a split for each of `fractions`, and of the rest. Raises ValueError if one is empty."""
+    """Return the size of a split for each of `fractions`, and the size of the rest.
+
+    Raises ValueError if a split is empty.
+    """
     sizes = [round(count * fraction) for fraction in fractions.values()]
     sizes.append(count - sum(sizes))
     refuse_empty(f"{count} images", fractions, sizes)

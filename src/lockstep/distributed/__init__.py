@@ -1,4 +1,7 @@
-"""The shard of each rank, and the sums between ranks, for any data and network. These names are public and stay."""
+"""Shard each batch over the ranks, and sum over ranks, for any data and network.
+
+The names exported here are public and remain stable.
+"""
 
 import lazy_loader
 

@@ -8,18 +8,22 @@ from lockstep.distributed.partition import Shard
 
 
 class Mix(NamedTuple):
-    """Mixed images: the target of the partner (B, ...), and the weight of the original target, float32 (B,)."""
+    """The targets to mix in, of shape (B, ...), and the weights of the original targets.
+
+    The weights are float32 of shape (B,).
+    """
 
     targets: Tensor
     weights: Tensor
 
 
 class Batch(NamedTuple):
-    """A shard of a micro-batch: inputs (B, ...), targets (B, ...) and indices int64 (B,) in the data set, B >= 0.
+    """A shard of a micro-batch of B >= 0 samples.
 
-    Inputs are uint8 pixels (B, C, H, W), targets class numbers int64 (B,), unless the data source
-    has others. Before images are mixed, a shard that is not empty holds one more: the partner of
-    its last one.
+    Inputs and targets have shape (B, ...). Indices are positions in the data set, int64 of shape
+    (B,). Inputs are uint8 pixels (B, C, H, W) and targets are class numbers, int64 (B,), unless the
+    data source provides others. Before images are mixed, a shard that is not empty holds one more
+    sample: the mixing partner of its last one.
     """
 
     inputs: Tensor

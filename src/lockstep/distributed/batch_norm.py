@@ -1,14 +1,15 @@
-"""Batch norm over the global batch: the statistics of one process, for any split of the batch, on CPU and GPU.
+"""Batch norm over the global batch, with the statistics of one process for any split.
 
-Forward: one all-gather of (mean, variance, count), merged by the pairwise formula of Chan, Golub &
-LeVeque (1979), "Updating formulae and a pairwise algorithm for computing sample variances".
-Backward: one all-reduce of (sum dy, sum dy * xhat), Ioffe & Szegedy (2015), section 3. A rank
-without samples has weight 0 and takes part in both. The host synchronizes with the GPU only where a
-shard has at most one value per channel, to check that the global batch has more.
-torch.nn.SyncBatchNorm rejects CPU tensors.
+It runs on CPU and GPU. The forward pass does one all-gather of (mean, variance, count). The rows
+are merged by the pairwise formula of Chan, Golub & LeVeque (1979), "Updating formulae and a
+pairwise algorithm for computing sample variances". The backward pass does one all-reduce of (sum
+dy, sum dy * xhat), as in Ioffe & Szegedy (2015), section 3. A rank without samples has weight 0 and
+takes part in both collectives. The host synchronizes with the GPU only if a shard has at most one
+value per channel, to check that the global batch has more. torch.nn.SyncBatchNorm rejects CPU
+tensors.
 
-On a GPU Triton's kernels (norm_kernels.py) merge the statistics and, in channels_last, compute the
-rest, too, with an addition and a ReLU that follow.
+On a GPU, Triton kernels (norm_kernels.py) merge the statistics. In channels_last they also compute
+the rest, including an addition and a ReLU that follow.
 """
 
 import functools
@@ -27,12 +28,13 @@ from typing_extensions import override
 from lockstep.distributed.collectives import add_up, all_gather, world_size
 from lockstep.system.internals import BatchNorm, InstanceNorm
 
-# of timm, not batch norms by class
+# These timm layers normalize by the batch, but are not subclasses of a batch norm.
 BY_BATCH = ("EvoNorm2dB0", "EvoNorm2dB1", "EvoNorm2dB2", "InplaceAbn")
-_BLOCK_ELEMENTS = 1 << 19  # of an input that are widened together: 2 MiB, which stay in the cache
+# An input is widened in blocks of this many elements: 2 MiB, which stay in the cache.
+_BLOCK_ELEMENTS = 1 << 19
 _FUSED = (torch.bfloat16, torch.float16, torch.float32)
 _building = threading.RLock()
-_FIRST_FUSED = (8, 0)  # compute capability of the first GPUs with bfloat16
+_FIRST_FUSED = (8, 0)  # Compute capability of the first GPUs with bfloat16.
 
 
 @functools.cache
@@ -50,18 +52,21 @@ def _build_kernels() -> ModuleType | None:
     ) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            text = f"lockstep: batch norms use torch's slower kernels, Triton's cannot be built: {reason}"
+            text = (
+                "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: "
+                f"{reason}"
+            )
             print(text, file=sys.stderr, flush=True)
         return None
     return norm_kernels
 
 
 def _kernels(x: Tensor) -> ModuleType | None:
-    """Return norm_kernels for a tensor of the current GPU, None where torch's kernels compute."""
+    """Return norm_kernels for a tensor of the current GPU, or None if torch's kernels compute."""
     if not x.is_cuda or x.dtype not in _FUSED or torch.compiler.is_compiling():
         return None
     is_current = x.get_device() == torch.cuda.current_device()
-    with _building:  # of several threads, with virtual shards
+    with _building:  # With virtual shards, several threads come here.
         return (
             _build_kernels()
             if is_current and torch.cuda.get_device_capability() >= _FIRST_FUSED
@@ -70,7 +75,10 @@ def _kernels(x: Tensor) -> ModuleType | None:
 
 
 def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean and variance (C,) of x (B, C, ...), in `dtype` as the unused running statistics are: no wide copy of x."""
+    """Return the mean and the variance (C,) of x (B, C, ...), in `dtype`.
+
+    The unused running statistics have this dtype, so no wide copy of x is made.
+    """
     if x.dtype == dtype and x.device.type == "cpu":
         return torch.batch_norm_update_stats(x, None, None, 0.0)
     unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
@@ -80,16 +88,22 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _normalize(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """F.batch_norm in evaluation, without its checks, which cost more than the arithmetic for a small x."""
+    """Call F.batch_norm in evaluation mode, without its checks.
+
+    For a small x the checks cost more than the arithmetic.
+    """
     return torch.batch_norm(
         x, weight, bias, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled
     )
 
 
 def _gather_rows(x: Tensor, row: Tensor) -> Tensor:
-    """`row` (mean, variance, count) of every rank; raises ValueError, as torch does, for one value per channel."""
+    """Gather the `row` (mean, variance, count) of every rank.
+
+    Raises ValueError for one value per channel over all ranks, as torch does.
+    """
     rows = all_gather(row)
-    # no rank has more, so that all check
+    # No rank has more than one value in this case, so all ranks check.
     if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:
         size = torch.Size([1, *x.shape[1:]])
         raise ValueError(
@@ -99,9 +113,10 @@ def _gather_rows(x: Tensor, row: Tensor) -> Tensor:
 
 
 def _merge_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (C,) of all ranks together, and their count (), from rows (mean, variance, count) of each.
+    """Merge the rows (mean, variance, count) of all ranks.
 
-    `rows` is (world_size, 2 C + 1); a count of zero comes with zeros.
+    Returns the mean (C,), the variance (C,) and the count (). `rows` is (world_size, 2 C + 1). A
+    row whose count is zero contains zeros.
     """
     num_channels = rows.shape[1] // 2
     means, variances, counts = rows.split([num_channels, num_channels, 1], dim=1)
@@ -117,8 +132,8 @@ def _input_gradient(
 ) -> Tensor:
     """Compute factor * (dy - E[dy] - xhat * E[dy * xhat]), rounded once to the dtype of x.
 
-    `expected` (2, C) is E[dy] and E[dy * xhat]. A narrower x is widened a few samples at a time on
-    a CPU: memory for a wide copy of all of x costs more than the arithmetic.
+    `expected` (2, C) is E[dy] and E[dy * xhat]. On a CPU, a narrower x is widened a few samples at
+    a time. Memory for a wide copy of all of x costs more than the arithmetic.
     """
     bias, weight = (expected * -factor).unbind()
     factor = factor.view([1, -1] + [1] * (x.dim() - 2))
@@ -146,7 +161,7 @@ class _Normalize(torch.autograd.Function):
         else:
             mean = var = torch.zeros(num_channels, dtype=dtype, device=x.device)
         rows = _gather_rows(x, torch.cat([mean, var, mean.new_full((1,), count)]))
-        # so that statistics have the same bits as on ranks in channels_last
+        # Triton also merges for other layouts, so that ranks in channels_last have the same bits.
         if (kernels := _kernels(x)) is not None:
             mean, var, total = kernels.merge_statistics(rows, norm).split(
                 [num_channels, num_channels, 1]
@@ -155,7 +170,7 @@ class _Normalize(torch.autograd.Function):
             mean, var, total = _merge_rows(rows)
             _track(norm, mean, var, total)
         ctx.parameter_dtype = None if weight is None else weight.dtype
-        # these must be as wide as statistics
+        # The parameters must be as wide as the statistics.
         if weight is not None and weight.dtype == x.dtype and x.dtype != dtype:
             weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight, mean, var, total)
@@ -167,11 +182,15 @@ class _Normalize(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, dy: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        """Compute dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), E over the global batch; dw, db of this rank."""
+        """Compute dx over the global batch, and dw and db of this rank.
+
+        dx = w / std * (dy - E[dy] - xhat * E[dy * xhat]), where E is the mean over the global
+        batch.
+        """
         x, weight, mean, var, total = ctx.saved_tensors
         inverse_std = (var + ctx.eps).rsqrt()
         if x.numel():
-            # the CUDA kernel needs the saved statistics in evaluation mode, too
+            # The CUDA kernel needs the saved statistics in evaluation mode, too.
             _, dw, db = torch.ops.aten.native_batch_norm_backward(
                 dy, x, weight, mean, var, mean, inverse_std, False, ctx.eps, [False, True, True]
             )
@@ -200,7 +219,7 @@ def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
 
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
-    """Count a batch, and move the running statistics towards its own."""
+    """Count a batch, and move the running statistics towards those of the batch."""
     if (
         norm.running_mean is not None
         and norm.running_var is not None
@@ -220,7 +239,10 @@ def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
 def _is_fused(
     norm: BatchNorm, x: Tensor, residual: Tensor | None, *, is_synchronized: bool
 ) -> bool:
-    """Return True if Triton's kernels compute this batch; torch's compute, or refuse, all others."""
+    """Return True if Triton kernels compute this batch.
+
+    torch computes or rejects all other batches.
+    """
     return (
         norm.training
         and _kernels(x) is not None
@@ -251,10 +273,11 @@ def _forward(
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """torch's batch norm, which also adds a residual and applies a ReLU: on a GPU in one pass over the memory.
+    """torch's batch norm, which can also add a residual and apply a ReLU.
 
-    Numbers, parameters and checkpoints are those of nn.BatchNorm2d. On a GPU in channels_last,
-    values of 16 bits are rounded once at the end, and gradients of gradients are refused.
+    On a GPU this takes one pass over the memory. Numerics, parameters and checkpoints are those of
+    nn.BatchNorm2d. On a GPU in channels_last, 16-bit values are rounded once at the end, and
+    gradients of gradients are rejected.
     """
 
     @override
@@ -263,11 +286,11 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class SyncBatchNorm(BatchNorm):
-    """Batch norm of any dimension whose training statistics are those of all ranks together; else as BatchNorm2d.
+    """Batch norm of any dimension whose training statistics are those of all ranks together.
 
-    Input (B, C, ...) with B >= 0 on each rank. With one value per channel over all ranks all of
-    them raise ValueError, as torch does in one process. Statistics are computed in float32 or
-    wider.
+    In all other respects it is a BatchNorm2d. The input is (B, C, ...) with B >= 0 on each rank. If
+    there is one value per channel over all ranks, all of them raise ValueError, as torch does in
+    one process. Statistics are computed in float32 or wider.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -278,7 +301,7 @@ class SyncBatchNorm(BatchNorm):
 
     @override
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalize `input`; a collective in training mode."""
+        """Normalize `input`, as a collective in training mode."""
         is_synchronized = self.training and world_size() > 1
         if is_synchronized:
             self._check_input_dim(input)
@@ -297,26 +320,30 @@ class SyncBatchNormAct(SyncBatchNorm):
 
 
 class ExactBatchNorm:
-    """Makes every batch norm of a model a SyncBatchNorm: `apply(model)` before a training, `revert(model)` after it.
+    """Makes every batch norm of a model a SyncBatchNorm.
 
-    The class is swapped in place, so that parameters, names, hooks and checkpoints stay.
+    Call `apply(model)` before training, and `revert(model)` after it. The class is swapped in
+    place, so that parameters, names, hooks and checkpoints stay the same.
     """
 
     def __init__(self) -> None:
         self._original: dict[nn.Module, type[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Swap in, before the model is wrapped for several processes. Returns the model."""
+        """Swap the classes, and return the model.
+
+        Call it before the model is wrapped for several processes.
+        """
         for module in model.modules():
             if isinstance(module, BatchNorm) and not isinstance(module, SyncBatchNorm):
                 exact = _exact_class(type(module))
-                assert exact is not None, type(module)  # `refuse_inexact_norms` rejects others
+                assert exact is not None, type(module)  # `refuse_inexact_norms` rejects others.
                 self._original[module] = type(module)
                 module.__class__ = exact
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Swap back. Returns the model."""
+        """Restore the original classes, and return the model."""
         for module, original in self._original.items():
             module.__class__ = original
         self._original.clear()
@@ -324,7 +351,7 @@ class ExactBatchNorm:
 
 
 def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
-    """Return the synchronized class for a batch norm class; None for custom arithmetic."""
+    """Return the synchronized class for a batch norm class, or None for custom arithmetic."""
     if issubclass(norm, SyncBatchNorm):
         return norm
     if norm.forward in (BatchNorm.forward, nn.SyncBatchNorm.forward, BatchNorm2d.forward):
@@ -334,20 +361,28 @@ def _exact_class(norm: type[BatchNorm]) -> type[SyncBatchNorm] | None:
 
 
 def refuse_inexact_norms(net: nn.Module) -> None:
-    """Raise ValueError for a norm whose statistics, in training or evaluation, depend on the rank's shard."""
+    """Raise ValueError for a norm whose statistics depend on the shard of the rank.
+
+    Statistics in training and in evaluation both count.
+    """
     for name, module in net.named_modules():
         layer = f"The layer {name!r} ({type(module).__name__})"
         if isinstance(module, BatchNorm) and not module.track_running_stats:
             problem = "has track_running_stats=False, so its evaluation depends on the workers"
             raise ValueError(f"{layer} {problem}: use track_running_stats=True.")
         if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
-            problem = "is a batch norm with a custom forward(), whose statistics would be those of one worker"
+            problem = (
+                "is a batch norm with a custom forward(), "
+                "whose statistics would be those of one worker"
+            )
             raise ValueError(f"{layer} {problem}: use torch's.")
         if isinstance(module, InstanceNorm) and module.track_running_stats:
             raise ValueError(
-                f"{layer} has running statistics of one worker: use track_running_stats=False, or a batch norm."
+                f"{layer} has running statistics of one worker: use track_running_stats=False, "
+                "or a batch norm."
             )
         if type(module).__name__ in BY_BATCH:
             raise ValueError(
-                f"{layer} normalizes by the batch of one worker: use a batch norm of torch, or LayerNorm."
+                f"{layer} normalizes by the batch of one worker: use a batch norm of torch, "
+                "or LayerNorm."
             )

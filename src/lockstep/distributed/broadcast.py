@@ -1,4 +1,4 @@
-"""The tensors of rank 0 on all ranks."""
+"""Broadcast tensors from rank 0 to all ranks."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,10 @@
-"""The few collectives of a run. Sums and counts travel; means are made once, from global sums.
+"""The few collectives of a run.
 
-CPU tensors go through shared memory where all ranks are on one machine and called `connect`, else
-over gloo; GPU tensors go over NCCL. Like the process group, the state is global to the process:
-`leave` ends both.
+Ranks send sums and counts. Means are computed once, from global sums.
+
+CPU tensors go through shared memory if all ranks are on one machine and called `connect`, else over
+gloo. GPU tensors go over NCCL. Like the process group, the state is global to the process: `leave`
+ends both.
 """
 
 import os
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 class FailedElsewhere(RuntimeError):
-    """Ends a rank because another one failed, which is about to report the cause."""
+    """Ends a rank because another rank failed, which is about to report the cause."""
 
 
 class VirtualRank(Protocol):
@@ -45,7 +47,7 @@ _here = _Here()
 
 @contextmanager
 def acting_as(rank: VirtualRank | None) -> Iterator[None]:
-    """Let collectives of this thread be those of a virtual rank; None: of the process."""
+    """Make the collectives of this thread those of a virtual rank, or of the process if None."""
     before, _here.rank = _here.rank, rank
     try:
         yield
@@ -64,7 +66,10 @@ def world_size() -> int:
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Return True if a collective failed because another rank is missing; gloo raises a plain RuntimeError."""
+    """Return True if a collective failed because another rank is missing.
+
+    gloo raises a plain RuntimeError in this case.
+    """
     texts = (
         "gloo",
         "nccl",
@@ -78,20 +83,24 @@ def is_lost_rank(error: BaseException) -> bool:
 
 
 def is_missing_rank(error: BaseException) -> bool:
-    """Return True if the ranks could not meet: one did not arrive in time, or rank 0 opened no store."""
+    """Return True if the ranks could not connect.
+
+    Either one did not arrive in time, or rank 0 opened no store.
+    """
     has_no_store = isinstance(error, dist.DistNetworkError) and "trying to connect" in str(error)
     return has_no_store or isinstance(error, dist.DistStoreError)
 
 
-_neighbours: "Neighbours | None" = None  # its module is imported by ranks that are not alone
+_neighbours: "Neighbours | None" = None  # Only ranks that are not alone import its module.
 
 
 def connect(timeout: timedelta, num_cores: int) -> None:
-    """Connect the ranks through shared memory if all are on one machine; rank 0 prints a line if that fails.
+    """Connect the ranks through shared memory if all are on one machine.
 
-    Every rank of a process group must call it. The launcher does not matter: the ranks compare
-    their machines here. `num_cores` are those that all ranks of this machine may use: with fewer
-    than ranks, none waits by polling.
+    Rank 0 prints a line if that fails. Every rank of a process group must call it. The launcher
+    does not matter, because the ranks compare their machines here. `num_cores` is the number of
+    cores that all ranks of this machine may use. If there are fewer cores than ranks, no rank waits
+    by polling.
     """
     from lockstep.distributed.shared_memory import Neighbours, Segment, machine
 
@@ -133,19 +142,23 @@ def shares_memory() -> bool:
 
 
 def keep_out_of_graphs() -> None:
-    """Let torch.compile trace no exchange through shared memory.
+    """Exclude collectives through shared memory from the graphs of torch.compile.
 
-    A compiled graph does not write this rank's row, but copies the whole segment and writes it
-    back: rows that other ranks wrote in the meantime would be lost.
+    A compiled graph writes not only the row of this rank. It copies the complete segment and writes
+    it back, so rows that other ranks wrote in the meantime would be lost.
     """
     from lockstep.distributed.shared_memory import Neighbours
 
-    Neighbours.gather = torch.compiler.disable(Neighbours.gather)  # pyright: ignore[reportAttributeAccessIssue]
-    Neighbours.add_up = torch.compiler.disable(Neighbours.add_up)  # pyright: ignore[reportAttributeAccessIssue]
+    Neighbours.gather = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbours.gather
+    )
+    Neighbours.add_up = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbours.add_up
+    )
 
 
 def leave() -> None:
-    """Leave shared memory and the process group; ranks that wait for this one fail."""
+    """Leave shared memory and the process group. Ranks that wait for this one fail."""
     global _neighbours
     if _neighbours is not None:
         _neighbours.leave()
@@ -155,25 +168,35 @@ def leave() -> None:
 
 
 def all_gather(row: Tensor) -> Tensor:
-    """`row` (n,) of every rank as (world_size, n), to be read before the next collective. Every rank must call it."""
+    """Gather the `row` (n,) of every rank as (world_size, n). Every rank must call it.
+
+    Read the result before the next collective.
+    """
     if _here.rank is not None:
         return _here.rank.all_gather(row)
     if _neighbours is not None and row.device.type == "cpu" and _neighbours.fits(row):
         return _neighbours.gather(row)
-    rows = row.new_empty(world_size() * row.numel())  # flat: gloo refuses any other output shape
+    # The output is flat, because gloo rejects any other shape.
+    rows = row.new_empty(world_size() * row.numel())
     dist.all_gather_into_tensor(rows, row)
     return rows.view(world_size(), -1)
 
 
 def longest_row(values: Tensor) -> int:
-    """Return the numbers of a row that `all_gather` sends at once, of the type and device of `values`."""
+    """Return the maximum length of a row that `all_gather` sends at once.
+
+    It holds for the dtype and the device of `values`.
+    """
     if _neighbours is not None and values.device.type == "cpu":
         return _neighbours.row_bytes // values.element_size()
     return 1 << 22
 
 
 def add_up(values: Tensor) -> None:
-    """Replace `values` (n,) by the sum over all ranks, the same bits on each. Every rank must call it."""
+    """Replace `values` (n,) by the sum over all ranks. Every rank must call it.
+
+    The result has the same bits on every rank.
+    """
     if _here.rank is not None:
         values.copy_(_here.rank.all_gather(values).sum(0))
     elif _neighbours is not None and values.device.type == "cpu":
@@ -183,7 +206,10 @@ def add_up(values: Tensor) -> None:
 
 
 def sum_over_ranks(counts: Tensor) -> Tensor:
-    """Return the sum of `counts` over all ranks, the same bits on each. Every rank must call it."""
+    """Return the sum of `counts` over all ranks. Every rank must call it.
+
+    The result has the same bits on every rank.
+    """
     total = counts.clone(memory_format=torch.contiguous_format)
     if is_distributed():
         add_up(total.view(-1))
@@ -191,7 +217,10 @@ def sum_over_ranks(counts: Tensor) -> Tensor:
 
 
 def gather_objects(value: T) -> list[T]:
-    """`value` of every rank, in rank order, on every rank. Pickles: for a handful of small objects, never in a step."""
+    """Return the `value` of every rank, in rank order, on every rank.
+
+    It pickles the objects. Use it for a handful of small ones, and never in a step.
+    """
     if not is_distributed():
         return [value]
     if _here.rank is not None:
@@ -202,16 +231,16 @@ def gather_objects(value: T) -> list[T]:
 
 
 class FlagChannel:
-    """The largest flag of any rank, returned to all ranks at the same step, one step late.
+    """Returns the largest flag of any rank to all ranks at the same step, one step late.
 
-    The flags of step t are exchanged during step t+1, so that no rank waits and no GPU is
-    synchronized: through shared memory, else over a separate gloo group. In one process the flag is
-    returned after the same delay.
+    The flags of step t are reduced during step t+1, so that no rank waits and no GPU is
+    synchronized. This uses shared memory if available, else a separate gloo group. In one process
+    the flag is returned after the same delay.
     """
 
     def __init__(self, timeout: timedelta) -> None:
         self._shared = _neighbours.flags if _neighbours is not None else None
-        # of an earlier channel, on all ranks alike
+        # An earlier channel may have left a flag pending, on all ranks alike.
         if self._shared is not None and self._shared.is_pending:
             self._shared.wait()
             self._shared.turn()
@@ -222,7 +251,10 @@ class FlagChannel:
         self._is_pending = False
 
     def send(self, flag: int) -> None:
-        """Start the exchange of this step. Every rank calls it at the same steps, after `receive`."""
+        """Start the all-reduce of this step.
+
+        Every rank must call it at the same steps, after `receive`.
+        """
         if self._shared is not None:
             self._shared.rows(1, torch.int32).by_rank[dist.get_rank()].fill_(flag)
             self._shared.post()
@@ -235,7 +267,7 @@ class FlagChannel:
         self._is_pending = True
 
     def receive(self) -> int:
-        """Return the agreed flag of the last `send`; 0 when none is pending."""
+        """Return the agreed flag of the last `send`, or 0 if none is pending."""
         if not self._is_pending:
             return 0
         self._is_pending = False
@@ -250,7 +282,7 @@ class FlagChannel:
         return int(self._flag.item())
 
     def agree(self, flag: int) -> int:
-        """Return the largest flag of any rank, immediately; a pending exchange is included."""
+        """Return the largest flag of any rank immediately, including a pending all-reduce."""
         earlier = self.receive()
         self.send(max(earlier, flag))
         return self.receive()

@@ -11,13 +11,16 @@ from lockstep.distributed.collectives import add_up, is_distributed, world_size
 
 
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
-    """Sum `values` (B, ...), one row per sample of this shard, over the samples of all workers. Returns (...).
+    """Sum `values` (B, ...), one row per sample of this shard, over the global batch.
 
-    The result is in float32 or wider: narrower sums would round differently for other shards. It is
-    equal on every worker, and every worker must call this. A loss of such sums, and of numbers that
-    are equal on all workers, has the gradient that one worker would compute: DDP averages over
-    workers, so the gradient of a shard is multiplied by their number. Divide by `batch.shard.size`,
-    the samples of the global batch. Raises ValueError for another number of rows.
+    The result (...) is the same on every worker, and every worker must call this. It is in float32
+    or wider, because narrower sums would round differently for other shards.
+
+    A loss of such sums, and of numbers that are equal on all workers, has the gradient that one
+    worker would compute. DDP averages over workers, so the gradient of a shard is multiplied by
+    their number. Divide by `batch.shard.size`, the number of samples of the global batch.
+
+    Raises ValueError for any other number of rows.
     """
     if len(values) != len(batch.indices):
         needed = f"one row for each of {len(batch.indices)} samples"

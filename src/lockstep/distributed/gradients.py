@@ -1,4 +1,4 @@
-"""Gradient averaging for DDP: through shared memory, and of parameters that not all ranks use."""
+"""Gradient averaging for DDP, through shared memory or with parameters that some ranks skip."""
 
 import json
 import time
@@ -14,9 +14,9 @@ from lockstep.system import internals
 
 
 def choose(model: DistributedDataParallel) -> Callable[[], None]:
-    """Average the gradients of `model` through shared memory where its ranks share it.
+    """Average the gradients of `model` through shared memory if its ranks share it.
 
-    Returns what every rank must call after a backward pass in which gradients are averaged.
+    Returns a function that every rank must call after each backward pass that averages gradients.
     """
     if next(model.parameters()).device.type == "cpu" and collectives.shares_memory():
         model.register_comm_hook(_Buckets(), _Buckets.average)
@@ -24,13 +24,14 @@ def choose(model: DistributedDataParallel) -> Callable[[], None]:
 
 
 class _Unused:
-    """Completes the average on a rank whose backward pass has not reached all parameters, for which DDP would wait.
+    """Completes the average on a rank whose backward pass has not reached all parameters.
 
-    DDP's own search, `find_unused_parameters`, costs every network a traversal and an exchange in
-    each step. Here a rank first publishes, in the store of the process group, which parameters have
-    no gradient; then it adds zeros to the average. Once that is complete, all ranks have published:
-    what has a gradient nowhere stays without one, so that no momentum and no weight decay change
-    it, as with one worker.
+    DDP would wait for these parameters. DDP's search for them, `find_unused_parameters`, costs
+    every network a traversal and a collective in each step. Here a rank first publishes which
+    parameters have no gradient, in the store of the process group. Then it adds zeros to the
+    average. When the average is complete, all ranks have published. A parameter without a gradient
+    on every rank stays without one, so that momentum and weight decay do not change it, as with one
+    worker.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -38,7 +39,7 @@ class _Unused:
         self._parameters = [
             parameter for parameter in model.parameters() if parameter.requires_grad
         ]
-        # no other training has it
+        # The time makes the key unique to this training.
         self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"
         self._num_passes = 0
 
@@ -50,18 +51,18 @@ class _Unused:
         store = internals.store()
         if not missing or store is None:
             return
-        # in no micro-batch
+        # These parameters have no gradient from any micro-batch.
         unused = {at for at, parameter in missing.items() if parameter.grad is None}
-        # of two keys: when a rank publishes in a pass, all have read those of the pass before the
-        # last one
+        # Two keys suffice: when a rank publishes in a pass, all ranks have read the keys of the
+        # pass before the last one.
         keys = [
             f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())
         ]
         own = keys[dist.get_rank()]
         store.set(own, json.dumps([self._num_passes, sorted(unused)]))
-        store.get(own)  # only an answer shows that the store has it
+        store.get(own)  # Only a reply shows that the store has the value.
         parameters = list(missing.values())
-        # by the training
+        # Training may have frozen parameters since.
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen:
             parameter.requires_grad_()
@@ -71,7 +72,7 @@ class _Unused:
         for parameter in frozen:
             parameter.requires_grad_(False)
         if parameters[0].device.type == "cuda":
-            # until then other ranks may not have published
+            # Before that, other ranks may not have published.
             torch.cuda.synchronize(parameters[0].device)
         for key in keys:
             num_passes, published = json.loads(store.get(key)) if store.check([key]) else (0, [])
@@ -83,10 +84,10 @@ class _Unused:
 class _Buckets:
     """Averages the buckets of a backward pass over the ranks.
 
-    It blocks instead of overlapping with the backward pass: the processes share the cores, so none
-    is idle. All buckets wait for the last one, before which batch norms exchange their sums: a rank
-    that has not reached a parameter comes to its bucket later than others, and exchanges must have
-    the same order on all ranks.
+    It blocks instead of overlapping with the backward pass. The processes share the cores, so none
+    is idle. All buckets wait for the last one, because batch norms all-reduce their sums before it.
+    A rank that has not reached a parameter arrives at its bucket later than others, and collectives
+    must have the same order on all ranks.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
-"""Triton kernels of batch norm + residual + ReLU in training, for CUDA tensors (B, C, H, W) in channels_last.
+"""Triton kernels of batch norm + residual + ReLU in training, for CUDA tensors.
 
-They read a tensor as a matrix x[i, j] of m = B * H * W rows and c channels, in tiles of `rows` x
-`channels`, compute in float32 and round once. Sums have a fixed order, without atomics: the same
-input has the same bits on every GPU. Statistics are rows (mean, variance, count) of 2 c + 1
-numbers, as in batch_norm.py. Nothing waits for the GPU.
+Tensors are (B, C, H, W) in channels_last. The kernels read a tensor as a matrix x[i, j] of m rows
+and c channels, where m = B * H * W. They read it in tiles of `rows` x `channels`, compute in
+float32 and round once. Sums have a fixed order, without atomics, so the same input has the same
+bits on every GPU. Statistics are rows (mean, variance, count) of 2 c + 1 numbers, as in
+batch_norm.py. Nothing waits for the GPU.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
-# of Triton, whose kernels are not the functions they are written as
+# The kernels of Triton are not the functions they are written as.
 from typing import Any
 
 import torch
@@ -19,10 +20,13 @@ from triton.language import constexpr
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.system.internals import BatchNorm
 
-# numbers and most channels of a tile, for one value or a sum of each number
+# Elements and maximum number of channels of a tile, for kernels that map each value and for those
+# that sum values.
 EACH, REDUCED = (4096, 64), (2048, 32)
-NUM_PROGRAMS = 512  # that reduce a tensor; the same for every GPU, because bits depend on it
-# versions of Triton have different defaults
+# A reduction uses at most this many programs. It is the same for every GPU, because bits depend on
+# it.
+NUM_PROGRAMS = 512
+# Versions of Triton have different defaults.
 OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 
 
@@ -41,7 +45,10 @@ def _affine(row, weight, bias, eps, j, is_channel, c):
 
 @triton.jit(do_not_specialize=["m"])
 def _statistics(parts, m, c, x, rows: constexpr, channels: constexpr):
-    """Write the statistics of every n-th tile of x, for n programs, into a row of `parts`; sums are about one value."""
+    """Write the statistics of every n-th tile of x, for n programs, into a row of `parts`.
+
+    Sums are relative to one value of each channel.
+    """
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
     first, step, i = tl.program_id(1) * rows, tl.num_programs(1) * rows, tl.arange(0, rows)[:, None]
@@ -56,7 +63,7 @@ def _statistics(parts, m, c, x, rows: constexpr, channels: constexpr):
         sums += apart
         squares += apart * apart
         offset += step * c
-    num_before = (m - 1 - first) // step  # tiles before the last one, which may have fewer rows
+    num_before = (m - 1 - first) // step  # The last tile may have fewer rows than those before it.
     count = num_before * rows + tl.minimum(rows, m - first - num_before * step)
     mean = tl.sum(sums, 0) / count
     var = tl.maximum(
@@ -81,7 +88,7 @@ def _merge(
     rows: constexpr,
     channels: constexpr,
 ):
-    """Merge n rows of statistics by Chan's formula, and move the running ones if they are given."""
+    """Merge n rows of statistics by Chan's formula, and update running ones if given."""
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel, i = j < c, tl.arange(0, rows)
     part = parts + i[:, None] * (2 * c + 1) + j
@@ -99,7 +106,8 @@ def _merge(
     tl.store(row + c + j, var, mask=is_channel)
     tl.store(row + 2 * c, total, mask=tl.program_id(0) == 0)
     if running_mean is not None:
-        # the mean of all batches: the caller has counted this one, for all programs to read
+        # Without a momentum it is the mean of all batches. The caller has counted this batch,
+        # because all programs read the counter.
         if momentum is None:
             momentum = 1.0 / tl.load(counter).to(tl.float32)
         else:
@@ -129,7 +137,8 @@ def _normalize(
     rows: constexpr,
     channels: constexpr,
 ):
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first: the cache has them
+    # The last rows come first, because they are in the cache.
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
     blocks = tl.cdiv(c, channels)
     j = program % blocks * channels + tl.arange(0, channels)
     first, i = program // blocks * rows, tl.arange(0, rows)[:, None]
@@ -139,7 +148,7 @@ def _normalize(
     value = (tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - mean) * scale + shift
     if residual is not None:
         value += tl.load(residual + offset + at, mask=here, other=0.0).to(tl.float32)
-    if relu:  # NaN stays NaN, for the loss guard
+    if relu:  # NaN stays NaN, for the loss guard.
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + offset + at, value, mask=here)
 
@@ -161,7 +170,10 @@ def _gradient_sums(
     rows: constexpr,
     channels: constexpr,
 ):
-    """Write the sums of dz and dz * xhat of every n-th tile into a row of `parts`, and dz itself if it is given."""
+    """Write the sums of dz and dz * xhat of every n-th tile into a row of `parts`.
+
+    If `dz` is given, dz itself is written, too.
+    """
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
     mean, inverse_std, scale, shift = _affine(row, weight, bias, eps, j, is_channel, c)
@@ -179,7 +191,7 @@ def _gradient_sums(
                 if y is None
                 else tl.load(y + offset + at, mask=here, other=0.0)
             )
-            gradient = tl.where(value <= 0.0, 0.0, gradient)  # NaN passes, as in torch
+            gradient = tl.where(value <= 0.0, 0.0, gradient)  # NaN passes, as in torch.
         if dz is not None:
             tl.store(dz + offset + at, gradient, mask=here)
         sums += gradient
@@ -206,7 +218,8 @@ def _input_gradient(
     rows: constexpr,
     channels: constexpr,
 ):
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first: the cache has them
+    # The last rows come first, because they are in the cache.
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
     blocks = tl.cdiv(c, channels)
     j = program % blocks * channels + tl.arange(0, channels)
     first, i = program // blocks * rows, tl.arange(0, rows)[:, None]
@@ -224,12 +237,15 @@ def _input_gradient(
 
 
 def try_out() -> None:
-    """Build the part of Triton that launches kernels, for which it needs a C compiler."""
+    """Build the launcher of Triton kernels, which requires a C compiler."""
     triton.runtime.driver.active.get_current_device()
 
 
 def _tiles(x: Tensor, size: int, most_channels: int) -> tuple[int, int, dict[str, Any]]:
-    """Return how many tiles of `size` numbers x has along rows and channels, and the options of their kernel."""
+    """Return the number of tiles of `size` elements along rows and channels of x.
+
+    The third result contains the options of their kernel.
+    """
     channels = min(most_channels, triton.next_power_of_2(x.shape[1]))
     rows = size // channels
     options = {"rows": rows, "channels": channels, **OPTIONS}
@@ -237,7 +253,7 @@ def _tiles(x: Tensor, size: int, most_channels: int) -> tuple[int, int, dict[str
 
 
 def _run_elementwise(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Compute every number of a tensor like x."""
+    """Run a kernel that computes each element of a tensor with the shape of x."""
     num_tiles, num_blocks, options = _tiles(x, *EACH)
     kernel[(num_tiles * num_blocks,)](
         x.numel() // x.shape[1], x.shape[1], *arguments, **constants, **options
@@ -245,7 +261,7 @@ def _run_elementwise(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) 
 
 
 def _run_reduction(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: Any) -> Tensor:
-    """Return `width` sums for each of some parts of x."""
+    """Return `width` sums for each of several parts of x."""
     num_tiles, num_blocks, options = _tiles(x, *REDUCED)
     parts = x.new_empty(
         min(num_tiles, max(1, NUM_PROGRAMS // num_blocks)), width, dtype=torch.float32
@@ -256,7 +272,7 @@ def _run_reduction(kernel: Any, x: Tensor, width: int, *arguments: Any, **consta
 
 
 def merge_statistics(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
-    """Return one row of statistics for several, and move the running ones of `norm`."""
+    """Merge several rows of statistics into one, and update the running ones of `norm`."""
     n, c = len(parts), parts.shape[1] // 2
     moved: Any = (None, None, None, None)
     if norm is not None and norm.num_batches_tracked is not None:
@@ -273,10 +289,10 @@ def merge_statistics(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
 
 
 class Normalize(torch.autograd.Function):
-    """relu(xhat * weight + bias + residual), without what is None or false.
+    """relu(xhat * weight + bias + residual), without the terms that are None or false.
 
-    `gather` returns the rows of all ranks for x and the row of this rank; without it statistics are
-    those of x.
+    `gather` takes x and the row of this rank, and returns the rows of all ranks. Without it, the
+    statistics are those of x.
     """
 
     @staticmethod
@@ -307,8 +323,13 @@ class Normalize(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute the gradients as in batch_norm.py. The ReLU is that of y if y is saved, else it is computed again."""
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, dy: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Compute the gradients as in batch_norm.py.
+
+        The ReLU uses y if y is saved, else its input is computed again.
+        """
         x, y, row, weight, bias = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         dz = None if y is None else torch.empty_like(dy)

@@ -1,4 +1,7 @@
-"""Positions of a global batch that each rank computes. Integers only: ranks agree without communication."""
+"""Positions of a global batch that each rank computes.
+
+They are computed from integers only, so ranks agree without communication.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,11 +9,12 @@ from typing import NamedTuple
 
 
 class Shard(NamedTuple):
-    """The part `[lo, hi)` of a global batch of `group_size` samples that a rank computes in one pass; may be empty.
+    """The part `[lo, hi)` of a global batch that a rank computes in one pass. It may be empty.
 
-    The global batch is that of optimizer step `step` of its epoch. The part is in micro-batch
-    `micro_step` of the epoch, which has `size` samples over all ranks. `offset` is the position of
-    the global batch in the epoch if that repeats samples, else None.
+    The global batch has `group_size` samples and is that of optimizer step `step` of its epoch. The
+    part is in micro-batch `micro_step` of the epoch, which has `size` samples over all ranks.
+    `offset` is the position of the global batch in the epoch if the epoch repeats samples, else
+    None.
     """
 
     epoch: int
@@ -28,10 +32,11 @@ class Shard(NamedTuple):
 
 
 def interval(size: int, loads: Sequence[int], rank: int) -> tuple[int, int]:
-    """Positions `[lo, hi)` of `size` items that `rank` computes: contiguous, in rank order, each owned once.
+    """Return the positions `[lo, hi)` of `size` items that `rank` computes.
 
-    With C the cumulative loads and T their total, lo = ceil(size * C[rank] / T): every shard is the
-    floor or the ceiling of the exact one, a load of 0 gets nothing.
+    The intervals are contiguous and in rank order, and each item belongs to one rank. With C the
+    cumulative loads and T their total, lo = ceil(size * C[rank] / T). Every shard is the floor or
+    the ceiling of the exact size, and a rank with load 0 gets nothing.
     """
     bounds = [0, *accumulate(loads)]
     total = bounds[-1]

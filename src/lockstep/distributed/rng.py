@@ -1,4 +1,7 @@
-"""Random numbers that do not depend on the number of workers: drawn by position in the batch, or by sample."""
+"""Random numbers that do not depend on the number of workers.
+
+They are drawn by position in the batch, or by sample.
+"""
 
 import hashlib
 import math
@@ -12,25 +15,33 @@ from typing_extensions import override
 from lockstep.distributed.partition import Shard
 from lockstep.system import internals
 
-# numbers of one generator, at least one sample: seeding takes less than drawing
+# One generator draws this many numbers, but at least one sample, so that seeding takes less time
+# than drawing.
 CPU_BLOCK, GPU_BLOCK = 2**15, 2**22
 
 
 def seed_of(*keys: int | str) -> int:
-    """32-bit seed of a tuple of keys. Hashed, because torch's CPU generator uses only the low 32 bits of a seed."""
+    """Return the 32-bit seed of a tuple of keys.
+
+    The keys are hashed, because torch's CPU generator uses only the low 32 bits of a seed.
+    """
     digest = hashlib.blake2b(repr(keys).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
 
 def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
-    """Make a generator for `keys`, e.g. (seed, epoch, step, purpose): the same draws on every rank."""
+    """Make a generator for `keys`, such as (seed, epoch, step, purpose).
+
+    It draws the same numbers on every rank.
+    """
     return torch.Generator(device=device).manual_seed(seed_of(*keys))
 
 
 def hash_indices(indices: Tensor, *keys: int | str) -> Tensor:
-    """Hash every index below 2**32 of a data set to 32 bits, int64 (B,), with `keys`; the same on any device.
+    """Hash indices of a data set, below 2**32, to 32 bits with `keys`.
 
-    By xor-shifts and products; factors below 2**31 keep int64 from overflowing.
+    The result is int64 (B,) and the same on any device. The hash uses xor-shifts and products,
+    whose factors below 2**31 keep int64 from overflowing.
     """
     mixed = indices ^ seed_of(*keys)
     for factor in (0x21F0AAAD, 0x735A2D97):
@@ -39,9 +50,10 @@ def hash_indices(indices: Tensor, *keys: int | str) -> Tensor:
 
 
 def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
-    """Draw `count` numbers in [0, 1), float64 (count, B), for every index, e.g. with keys (seed, epoch, purpose).
+    """Draw `count` numbers in [0, 1) for every index, float64 (count, B).
 
-    A sample has the same draws on any number of workers, in any batch and on any device.
+    The keys are for example (seed, epoch, purpose). A sample has the same draws with any number of
+    workers, in any batch and on any device.
     """
     return (
         torch.stack([hash_indices(indices, *keys, number) for number in range(count)]).double()
@@ -50,16 +62,16 @@ def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
 
 
 class ExactDropout(nn.Module):
-    """Dropout (Srivastava et al. 2014) whose mask is drawn in blocks of samples of the global batch.
+    """Dropout (Srivastava et al. 2014) whose mask is drawn in blocks of the global batch.
 
-    A rank draws the blocks that its shard touches, on the device of the input: the mask is the same
+    A rank draws the blocks that its shard touches, on the device of the input. The mask is the same
     for any number of workers and micro-batches, but differs between CUDA (Philox) and CPU
     (mt19937). `per_channel` drops whole channels, as nn.Dropout2d does. `shard` must be set before
     each training forward pass. A layer that is used twice in a pass draws twice. Activation
     checkpointing draws the same numbers again, for layers that are used once.
 
-    `draws` are those of this pass, by use and block. `sources` has a generator for each in the
-    capture of a CUDA graph, in which none can be made or seeded.
+    `draws` holds the draws of this pass, by use and block. While a CUDA graph is captured, no
+    generator can be made or seeded: `sources` then provides one for each draw.
     """
 
     sources: Iterator[torch.Generator] = iter(())
@@ -69,7 +81,7 @@ class ExactDropout(nn.Module):
         self.p = p
         self.per_channel = per_channel
         self.keys = keys
-        self.most_draws = 0  # of any pass
+        self.most_draws = 0  # This is the maximum over all passes.
         self.shard = None
 
     @property
@@ -83,23 +95,23 @@ class ExactDropout(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """`x` (B, ...) with B the size of the shard."""
+        """Drop values of `x` (B, ...), where B is the size of the shard."""
         if not self.training or self.p == 0:
             return x
         keep = self._keep(
             x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:]
         )
-        # p = 1 keeps nothing: zeros, as in nn.Dropout
+        # With p = 1 nothing is kept, and the result is zeros, as in nn.Dropout.
         return (x * keep).mul_(1 / (1 - self.p or 1))
 
     def seed(self, shard: Shard, use: int, block: int) -> int:
         return seed_of(*self.keys, shard.epoch, shard.step, use, block)
 
     def _keep(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Draw the mask (B, *shape) of the shard, in the number format of `x`.
+        """Draw the mask (B, *shape) of the shard, in the dtype of `x`.
 
-        Raises ValueError where the rows of `x` are not the samples, or if the number of this use is
-        not known.
+        Raises ValueError if the rows of `x` are not the samples of the shard. It also raises
+        ValueError if it cannot know which use of the layer is computed again in a backward pass.
         """
         if self.shard is None:
             raise ValueError(
@@ -108,14 +120,16 @@ class ExactDropout(nn.Module):
         shard = self.shard
         if len(x) != shard.hi - shard.lo:
             raise ValueError(
-                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} samples: an exact dropout "
+                f"A dropout ({self.keys[-1]}) gets {len(x)} rows for {shard.hi - shard.lo} "
+                "samples: an exact dropout "
                 "needs one row per sample; disable it (p=0)."
             )
         use = self.draws[-1][0] + 1 if self.draws else 0
         if internals.is_in_backward():
-            if use > 1:  # any of them may be computed again
+            if use > 1:  # Any of the uses may be computed again.
                 raise ValueError(
-                    f"A dropout ({self.keys[-1]}) used {use} times cannot be checkpointed: make {use} layers."
+                    f"A dropout ({self.keys[-1]}) used {use} times cannot be checkpointed: "
+                    f"make {use} layers."
                 )
             use = 0
         lo, hi, total = shard.lo, shard.hi, shard.group_size
@@ -123,8 +137,8 @@ class ExactDropout(nn.Module):
         keep = x.new_empty(hi - lo, *shape)
         for block in range(lo // size, -(-hi // size)):
             self.draws.append((use, block))
-            # where x lives: a mask is as large as the activations; bernoulli_ differs between CPUs
-            # of Intel and AMD
+            # The mask is drawn on the device of x, because it is as large as the activations.
+            # bernoulli_ is not used, because it differs between CPUs of Intel and AMD.
             source = next(self.sources, None) or torch.Generator(x.device).manual_seed(
                 self.seed(shard, use, block)
             )
@@ -140,9 +154,9 @@ class ExactDropout(nn.Module):
 
 
 class ExactDropPath(ExactDropout):
-    """Stochastic depth (Huang et al. 2016): ExactDropout of whole samples.
+    """Stochastic depth (Huang et al. 2016): an ExactDropout of whole samples.
 
-    `is_scaled` scales up the kept ones.
+    If `is_scaled`, the samples that are kept are scaled up.
     """
 
     def __init__(self, *, p: float, is_scaled: bool, keys: tuple[int | str, ...]) -> None:
@@ -158,15 +172,16 @@ class ExactDropPath(ExactDropout):
 
 
 def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
-    """Replace every dropout and stochastic depth of `net` by an exact one, in place. Returns the new layers.
+    """Replace every dropout and stochastic depth of `net` by an exact one, in place.
 
-    Set their `shard`, one of `GlobalBatches`, before each forward pass in training mode.
+    Returns the new layers. Set their `shard`, from one of `GlobalBatches`, before each forward pass
+    in training mode.
 
     Raises ValueError for other layers that draw random numbers, because their result would depend
     on the rank.
     """
     swapped: dict[nn.Module, ExactDropout] = {}
-    # duplicates too: a layer that has two names is swapped under both
+    # Duplicates are included, so that a layer with two names is replaced under both.
     for path, module in list(net.named_modules(remove_duplicate=False)):
         if module not in swapped:
             exact = _exact(module, (seed, "dropout", path))
@@ -176,7 +191,8 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
                         f"({type(module).__name__}) draws random numbers that depend on the rank"
                     )
                     raise ValueError(
-                        f"The layer {path!r} {problem}: disable that, or use nn.Dropout or nn.Dropout2d."
+                        f"The layer {path!r} {problem}: disable that, "
+                        "or use nn.Dropout or nn.Dropout2d."
                     )
                 continue
             swapped[module] = exact
@@ -189,7 +205,8 @@ def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | Non
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return ExactDropout(p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=keys)
     layer: Any = module
-    # package and name of the class: torchvision and timm are not imported for this
+    # The package and the name of the class are compared, because torchvision and timm are not
+    # imported for this.
     match type(module).__module__.partition(".")[0], type(module).__name__:
         case "torchvision", "StochasticDepth" if layer.mode == "row":
             return ExactDropPath(p=layer.p, is_scaled=True, keys=keys)
@@ -199,9 +216,10 @@ def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | Non
 
 
 def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
-    """Name and class of the innermost layer that draws from torch's CPU generator in a forward pass, or None.
+    """Return the innermost layer that draws from torch's CPU generator in a forward pass.
 
-    Functions such as F.dropout count too. The state of the generator is restored.
+    The result is its name and class, or None. Functions such as F.dropout count too. The state of
+    the generator is restored.
     """
     names = {module: name for name, module in net.named_modules()}
     before: dict[nn.Module, Tensor] = {}
@@ -226,10 +244,13 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
 
 
 def _depends_on_the_rank(module: nn.Module) -> bool:
-    """Return True if `module`, which is no plain dropout, draws from the generator of the process in training."""
+    """Return True if a layer draws from the generator of the process in training.
+
+    `module` is not a plain dropout.
+    """
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
-    # custom classes of unknown details
+    # The details of custom classes are unknown.
     if type(module).__name__ in ("StochasticDepth", "DropPath"):
         return getattr(module, "p", getattr(module, "drop_prob", 1)) > 0
     layers = (

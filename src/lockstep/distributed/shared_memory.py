@@ -1,15 +1,16 @@
 """Sums and gathers between the processes of one machine, through shared memory.
 
-A message over gloo costs half a millisecond at any size; here it costs a copy, a semaphore and a
-copy. Every ordered pair of ranks has a semaphore: a rank writes its row, posts one to each other
-rank, and waits for one from each. Rows alternate between two buffers. A rank reuses a buffer only
-after the exchange in between, which every other rank starts only after it has read that buffer.
+A collective over gloo costs half a millisecond at any size. Here it costs two copies and a
+semaphore. Every ordered pair of ranks has a semaphore. A rank writes its row, posts one semaphore
+to each other rank, and waits for one from each. Rows alternate between two buffers. A rank reuses a
+buffer only after the collective in between. Every other rank starts that one only after it has read
+the buffer.
 
 Semaphores order memory, also on weakly ordered processors (POSIX, section 4.12, memory
 synchronization). So every value that another process writes is read after a semaphore, except the
 flag of an exited rank, which is only a hint.
 
-The memory has no name (memfd_create): ranks open it through /proc while its creator waits, and the
+The memory has no name (memfd_create). Ranks open it through /proc while its creator waits, and the
 last exit frees it.
 """
 
@@ -31,66 +32,77 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-LINE = 64  # bytes of a cache line; more than a semaphore of any C library
+LINE = 64  # bytes of a cache line, more than a semaphore of any C library
 FLAG_BYTES = LINE
-ROW_BYTES = 1 << 20  # at most, of a rank; a longer tensor is sent in parts
-MAX_BYTES = 1 << 25  # of all rows together
-SPIN_S = 2e-4  # of polling before a rank that has its own core sleeps: about what a wake-up costs
-SLICE_S = 0.1  # between two checks of a sleeping rank that the others are alive
+ROW_BYTES = 1 << 20  # The maximum applies to one rank. A longer tensor is sent in parts.
+MAX_BYTES = 1 << 25  # maximum for all rows together
+# A rank with its own core polls this long before it sleeps: about as long as a wake-up takes.
+SPIN_S = 2e-4
+SLICE_S = 0.1  # A sleeping rank checks at this interval that the others are alive.
 
 
 class RankLost(dist.DistError):
-    """Another rank of this machine misses an exchange: it has died, exited, or is late."""
+    """Another rank of this machine missed a collective: it has died, exited, or is late."""
 
 
 def machine() -> tuple[str, str, int] | None:
-    """Host, boot and process namespace: processes that agree on all three can share memory. None if this one cannot."""
+    """Return the host, the boot and the process namespace of this process.
+
+    Processes that agree on all three can share memory. Returns None if this one cannot.
+    """
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
     try:
         Semaphores()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return socket.gethostname(), boot, os.stat("/proc/self/ns/pid").st_ino
-    except (OSError, AttributeError):  # no /proc, or a C library without sem_clockwait
+    except (OSError, AttributeError):  # There is no /proc, or the C library has no sem_clockwait.
         return None
 
 
 class Semaphores:
-    """POSIX semaphores of the C library by address: Python's own have names, and cost more.
+    """POSIX semaphores of the C library, by address.
 
-    `post` and `has_taken` keep Python's lock, because they never wait.
+    Python's semaphores have names and cost more. `post` and `has_taken` keep Python's lock, because
+    they never wait.
     """
 
     def __init__(self) -> None:
         locked, unlocked = ctypes.PyDLL(None), ctypes.CDLL(None)
         self._init, self.post, self._try = locked.sem_init, locked.sem_post, locked.sem_trywait
-        # since glibc 2.30; sem_timedwait follows the adjustable clock
+        # The function sem_clockwait exists since glibc 2.30. sem_timedwait follows the adjustable
+        # clock.
         self._wait = unlocked.sem_clockwait
         self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
         self.post.argtypes = self._try.argtypes = (ctypes.c_void_p,)
         self._wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_long))
 
     def make(self, address: int) -> None:
-        """Initialize to zero, shared between processes. Raises OSError."""
+        """Initialize a semaphore to zero, shared between processes. Raises OSError."""
         if self._init(address, 1, 0):
             raise OSError("sem_init failed")
 
     def has_taken(self, address: int) -> bool:
-        """Lower the count by one if it is above zero. Returns whether it was."""
+        """Lower the count by one if it is above zero, and return whether it was."""
         return self._try(address) == 0
 
     def wait(self, address: int, most_s: float) -> bool:
-        """Wait at most `most_s` to lower the count by one. Returns whether it did; a signal ends the wait, too."""
+        """Wait at most `most_s` to lower the count by one, and return whether it was lowered.
+
+        A signal ends the wait, too.
+        """
         until = time.monotonic() + most_s
         seconds = math.floor(until)
-        limit = (ctypes.c_long * 2)(seconds, int((until - seconds) * 1e9))  # struct timespec
+        # This is a struct timespec.
+        limit = (ctypes.c_long * 2)(seconds, int((until - seconds) * 1e9))
         return self._wait(address, time.CLOCK_MONOTONIC, limit) == 0
 
 
 def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
-    """(offset, bytes of a row) of the channels for flags and for tensors, and the bytes of the whole segment.
+    """Lay out the channels for flags and for tensors in a segment.
 
-    A channel holds the semaphores of every ordered pair of ranks, and two rows of every rank.
+    Returns the (offset, bytes of a row) of each channel, and the bytes of the whole segment. A
+    channel holds the semaphores of every ordered pair of ranks, and two rows of every rank.
     """
     end = LINE * num_ranks
     channels = []
@@ -104,7 +116,10 @@ def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
 
 
 class Segment:
-    """The memory of the ranks of one machine, as one rank has mapped it: a line for each rank, then two channels."""
+    """The shared memory of the ranks of one machine, as one rank has mapped it.
+
+    It has a cache line for each rank, then two channels.
+    """
 
     def __init__(self, descriptor: int, rank: int, num_ranks: int) -> None:
         self.rank, self.num_ranks = rank, num_ranks
@@ -114,10 +129,13 @@ class Segment:
 
     @classmethod
     def make(cls, num_ranks: int) -> tuple["Segment", int]:
-        """Allocate, on rank 0. Returns the segment and its file descriptor, to be closed. Raises OSError."""
+        """Allocate the segment on rank 0. Raises OSError.
+
+        Returns the segment and its file descriptor, which the caller closes.
+        """
         descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC)
         try:
-            # else a full memory ends a process by SIGBUS
+            # Otherwise SIGBUS would end a process when the memory is full.
             os.posix_fallocate(descriptor, 0, _layout(num_ranks)[1])
             segment = cls(descriptor, 0, num_ranks)
             semaphores = Semaphores()
@@ -131,7 +149,10 @@ class Segment:
 
     @classmethod
     def open(cls, pid: int, descriptor: int, rank: int, num_ranks: int) -> "Segment":
-        """Map the segment that is open in process `pid`. Raises OSError where this process may not."""
+        """Map the segment that is open in process `pid`.
+
+        Raises OSError if this process may not.
+        """
         opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             return cls(opened, rank, num_ranks)
@@ -139,7 +160,7 @@ class Segment:
             os.close(opened)
 
     def leave(self) -> None:
-        """Mark this rank: it joins no further exchange."""
+        """Mark this rank as one that joins no further collective."""
         self.memory[LINE * self.rank] = 1
 
     def has_left(self, rank: int) -> bool:
@@ -147,14 +168,17 @@ class Segment:
 
 
 class Rows(NamedTuple):
-    """The rows of an exchange, (num_ranks, n) and by rank (n,)."""
+    """The rows of a collective: (num_ranks, n), and by rank (n,)."""
 
     every: Tensor
     by_rank: Sequence[Tensor]
 
 
 class Channel:
-    """Consecutive exchanges of one kind: all ranks of the machine take part in each, in the same order."""
+    """Consecutive collectives of one type.
+
+    All ranks of the machine take part in each, in the same order.
+    """
 
     def __init__(
         self,
@@ -182,13 +206,16 @@ class Channel:
             count=2 * size * row_bytes,
         ).view(2, size, row_bytes)
         self._number = 0
-        # making views costs more than an exchange
+        # Creating views costs more than a collective.
         self._views: dict[tuple[int, int, torch.dtype], Rows] = {}
         self.row_bytes = row_bytes
         self.is_pending = False
 
     def rows(self, length: int, dtype: torch.dtype) -> Rows:
-        """Rows of the next exchange, with n = `length`; this rank writes its own before it posts."""
+        """Return the rows of the next collective, with n = `length`.
+
+        This rank writes its row before it posts.
+        """
         key = (self._number & 1, length, dtype)
         if key not in self._views:
             every = self._bytes[key[0], :, : length * dtype.itemsize].view(dtype)
@@ -196,17 +223,23 @@ class Channel:
         return self._views[key]
 
     def turn(self) -> None:
-        """Switch to the other buffer. The rows of this exchange stay readable until the next one."""
+        """Switch to the other buffer.
+
+        The rows of this collective stay readable until the next one.
+        """
         self._number += 1
 
     def post(self) -> None:
-        """Signal all other ranks that this rank has written its row."""
+        """Signal to all other ranks that this rank has written its row."""
         for address in self._to:
             self._semaphores.post(address)
         self.is_pending = True
 
     def wait(self) -> None:
-        """Wait until all other ranks have posted. Raises RankLost when one of them does not within the timeout."""
+        """Wait until all other ranks have posted.
+
+        Raises RankLost if one of them does not post within the timeout.
+        """
         for address, other in self._from:
             if not self._semaphores.has_taken(address):
                 self._await(address, other)
@@ -216,20 +249,20 @@ class Channel:
         has_taken = self._semaphores.has_taken
         started = time.monotonic()
         while time.monotonic() - started < self._spin_s:
-            os.sched_yield()  # the awaited rank may be queued on this core
+            os.sched_yield()  # The awaited rank may be queued on this core.
             if has_taken(address):
                 return
         while not self._semaphores.wait(address, SLICE_S):
             lost = self._loss_message(other, is_late=time.monotonic() - started > self._timeout_s)
             if lost:
-                if has_taken(address):  # it posted before it died
+                if has_taken(address):  # It posted before it died.
                     return
                 raise RankLost(lost)
 
     def _loss_message(self, other: int, *, is_late: bool) -> str:
         poll = select.poll()
         poll.register(self._pidfds[other], select.POLLIN)
-        if poll.poll(0):  # the process is gone, or a zombie
+        if poll.poll(0):  # The process is gone, or a zombie.
             return f"the process of rank {other} (pid {self._pids[other]}) has ended"
         if self._segment.has_left(other):
             return f"rank {other} has exited"
@@ -241,9 +274,9 @@ class Channel:
 
 
 class Neighbours:
-    """The ranks of one machine. Every one of them must make the same calls in the same order.
+    """The ranks of one machine, which must all make the same calls in the same order.
 
-    `has_cores`: each has its own core, and may poll for some time.
+    If `has_cores`, each rank has its own core and may poll for some time.
     """
 
     def __init__(
@@ -258,7 +291,7 @@ class Neighbours:
         )
 
     def leave(self) -> None:
-        """Join no further exchange; a rank that waits for this one fails immediately."""
+        """Join no further collective. A rank that waits for this one fails immediately."""
         self._segment.leave()
         for descriptor in self._pidfds:
             with suppress(OSError):
@@ -272,7 +305,10 @@ class Neighbours:
         return row.numel() * row.element_size() <= self.row_bytes
 
     def gather(self, row: Tensor) -> Tensor:
-        """`row` (n,) of every rank as (num_ranks, n), in memory that is valid until the next call."""
+        """Gather the `row` (n,) of every rank as (num_ranks, n).
+
+        The memory of the result is valid until the next call.
+        """
         return self._gather(row).every
 
     def _gather(self, row: Tensor) -> Rows:
@@ -284,12 +320,15 @@ class Neighbours:
         return rows
 
     def add_up(self, values: Tensor) -> None:
-        """Replace `values` (n,) by the sum over all ranks, added in rank order: the same bits on each."""
+        """Replace `values` (n,) by the sum over all ranks.
+
+        Rows are added in rank order, so every rank has the same bits.
+        """
         parts = (
             [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
         )
         for part in parts:
             first, second, *others = self._gather(part).by_rank
             torch.add(first, second, out=part)
-            for row in others:  # torch.sum guarantees no order
+            for row in others:  # The function torch.sum guarantees no order.
                 part.add_(row)

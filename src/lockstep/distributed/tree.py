@@ -1,4 +1,7 @@
-"""Sums over the parts of a batch in one binary tree, whose bits do not depend on which rank has a part."""
+"""Sums over the parts of a batch in one binary tree.
+
+The bits of a sum do not depend on which rank has a part.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,14 +13,17 @@ Span = tuple[int, int]  # the subtree over the parts [lo, hi)
 
 
 def halves(span: Span) -> tuple[Span, Span]:
-    """Cut the subtree of several parts in two; the left one has a power of two."""
+    """Split the subtree of several parts in two. The size of the left one is a power of two."""
     lo, hi = span
     middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
     return (lo, middle), (middle, hi)
 
 
 def largest_subtrees(span: Span, own: range) -> list[Span]:
-    """Return the largest subtrees of `span` all of whose parts are in `own`: at most 2 log2 of its parts."""
+    """Return the largest subtrees of `span` all of whose parts are in `own`.
+
+    There are at most 2 log2 n of them, for n parts.
+    """
     lo, hi = span
     if lo >= own.stop or hi <= own.start:
         return []
@@ -37,9 +43,10 @@ def add_tree(span: Span, sums: Mapping[Span, Tensor]) -> Tensor:
 
 
 def add_over_ranks(subtrees: Sequence[Sequence[Span]], own: Tensor) -> Tensor:
-    """Return the sum (n,) over all parts, from the sums `own` (k, n) of this rank's k subtrees.
+    """Return the sum (n,) over all parts, from the sums `own` (k, n) of this rank.
 
-    `subtrees` are those of every rank, which all add up the sums of all. Every rank must call it.
+    `subtrees` has the subtrees of every rank, of which this rank has k. Every rank adds up the sums
+    of all ranks, and every rank must call it.
     """
     most = max(len(spans) for spans in subtrees)
     whole = (0, max(hi for spans in subtrees for _, hi in spans))
@@ -52,7 +59,8 @@ def add_over_ranks(subtrees: Sequence[Sequence[Span]], own: Tensor) -> Tensor:
         known = {
             span: row
             for spans, of_rank in zip(subtrees, every, strict=True)
-            for span, row in zip(spans, of_rank, strict=False)  # shorter than the most
+            # Some ranks have fewer subtrees than rows.
+            for span, row in zip(spans, of_rank, strict=False)
         }
         part.copy_(add_tree(whole, known))
     return total

@@ -1,9 +1,9 @@
-"""The same bits on any number of workers: a batch is cut into virtual shards, as many for any number of workers.
+"""Virtual shards give the same bits on any number of workers.
 
-A worker computes a contiguous range of them, each in a thread of its own, which does what a worker
-of this shard would do. So a kernel sees one virtual shard and runs in one thread, a collective has
-a row of each virtual shard, and gradients are added in one binary tree. Nothing of this depends on
-the workers.
+A batch is split into the same number of virtual shards for any number of workers. A worker computes
+a contiguous range of them, each in its own thread, which does what a worker of this shard would do.
+So a kernel sees one virtual shard and runs in one thread. A collective has a row for each virtual
+shard, and gradients are added in one binary tree. None of this depends on the workers.
 """
 
 import threading
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 
 class VirtualShards:
-    """The virtual shards of this process, with a thread for each; a process without any has one thread.
+    """The virtual shards of this process, with a thread for each.
 
-    `num_threads` of them run at once. They are cut by the relative `loads` of all ranks; the
-    attribute of this name has their number on each rank. As a context manager it ends the threads,
-    which start when they are needed.
+    A process without any has one thread. `num_threads` of the threads run at once. The shards are
+    distributed by the relative `loads` of all ranks. The attribute of this name has the number of
+    shards of each rank. As a context manager it ends the threads, which start when they are needed.
     """
 
     def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
@@ -41,9 +41,10 @@ class VirtualShards:
         self._ranges = [range(lo, hi) for lo, hi in bounds]
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
         self.own = self._ranges[self._rank]
-        # of the batch of this process, one of which may be empty
+        # The batch of this process has at least one part, which may be empty.
         self.num_parts = max(1, len(self.own))
-        # each sets its threads: a new thread has those of OMP_NUM_THREADS for kernels of oneDNN
+        # Each thread sets its own number of threads, because a new one takes OMP_NUM_THREADS for
+        # kernels of oneDNN.
         self._pool = ThreadPoolExecutor(
             self.num_parts, "virtual shard", torch.set_num_threads, (1,)
         )
@@ -53,20 +54,21 @@ class VirtualShards:
         self._gather: Callable[[list[Any]], Any] = list
 
     def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
-        return self  # of the process, also for a copy of its module
+        return self  # The shards belong to the process, also for a copy of its module.
 
     def __enter__(self) -> "VirtualShards":
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the threads, and compute with several again."""
+        """End the threads, and compute with several threads again."""
         self._pool.shutdown(wait=False)
         torch.set_num_threads(self.num_threads)
 
     def cut(self, batch: Batch) -> list[Batch]:
-        """Cut the batch of this process into its virtual shards; a batch of other loads stays one part.
+        """Split the batch of this process into its virtual shards.
 
-        Before images are mixed, a part that is not empty has the partner of its last one, too.
+        A batch of other loads remains one part. Before images are mixed, a part that is not empty
+        also has the mixing partner of its last sample.
         """
         shard = batch.shard
         bounds = [interval(shard.size, [1] * self.count, number) for number in self.own]
@@ -78,14 +80,14 @@ class VirtualShards:
             start = lo - bounds[0][0]
             rows = slice(start, start + hi - lo + (has_partner and hi > lo))
             own = shard._replace(lo=shard.lo + start, hi=shard.lo + start + hi - lo)
-            # clones: kernels may round by where in memory a tensor begins
+            # The rows are cloned, because rounding may depend on where in memory a tensor begins.
             inputs, targets, indices = (values[rows].clone() for values in batch[:3])
             mix = batch.mix and Mix(*(values[rows].clone() for values in batch.mix))
             parts.append(Batch(inputs, targets, indices, own, mix))
         return parts
 
     def map(self, change: Callable[[Batch], Batch], batch: Batch) -> Batch:
-        """Change each part of a batch, and join them."""
+        """Apply `change` to each part of a batch, and join the results."""
         parts = [change(part) for part in self.cut(batch)]
         mixes = [part.mix for part in parts if part.mix is not None]
         inputs, targets, indices = (
@@ -95,16 +97,17 @@ class VirtualShards:
         return Batch(inputs, targets, indices, batch.shard, mix)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
-        """Call `work` with the place of each part, each in its thread, and return the results in order.
+        """Call `work` with the number of each part, in its thread, and return the results in order.
 
-        Inside, collectives have all virtual shards for ranks. Every rank must call it. Raises what
-        a part raised first.
+        Inside, the ranks of a collective are all virtual shards. Every rank must call it. It raises
+        the error that a part raised first.
         """
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
         def call(place: int) -> T:
-            # backward passes stay in this thread, of a GPU too: it waits for others in a batch norm
+            # Backward passes stay in this thread, also on a GPU, because a batch norm waits for the
+            # other threads.
             with (
                 self._cores,
                 torch.inference_mode(modes[1]),
@@ -134,9 +137,10 @@ class VirtualShards:
     def average(
         self, parameters: Sequence[Tensor], gradients: Sequence[Sequence[Tensor | None]]
     ) -> None:
-        """Set the gradient of each parameter to the mean over all virtual shards; `gradients` has a list of each part.
+        """Set the gradient of each parameter to the mean over all virtual shards.
 
-        A parameter that no virtual shard reaches has none. Every rank must call it.
+        `gradients` has a list for each part. A parameter that no virtual shard reaches has no
+        gradient. Every rank must call it.
         """
         own = gradients[: len(self.own)]
         counts = torch.zeros(len(parameters), device=parameters[0].device)
@@ -147,7 +151,8 @@ class VirtualShards:
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
         subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
         mine = subtrees[self._rank]
-        totals: list[list[Tensor]] = [[] for _ in parameters]  # of the subtrees of this process
+        # The totals belong to the subtrees of this process.
+        totals: list[list[Tensor]] = [[] for _ in parameters]
 
         def add(part: int) -> None:
             for at in range(part, len(parameters), self.num_parts):
@@ -171,7 +176,7 @@ class VirtualShards:
         is_reached: Sequence[bool],
         subtrees: Sequence[Sequence[Span]],
     ) -> None:
-        """Replace `totals` of the subtrees of this process by the sum over all virtual shards."""
+        """Replace the `totals` of this process's subtrees by the sum over all virtual shards."""
         for dtype in dict.fromkeys(
             each.dtype for each, is_used in zip(parameters, is_reached, strict=True) if is_used
         ):
@@ -193,9 +198,9 @@ class VirtualShards:
                 ]
 
     def meet(self, place: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
-        """Return what `gather`, a collective of the processes, makes of the values of all parts of each."""
+        """Return what `gather`, a collective of the processes, makes of the values of all parts."""
         self._sent[place], self._gather = value, gather
-        self._cores.release()  # another part computes while this one waits
+        self._cores.release()  # Another part computes while this one waits.
         try:
             self._barrier.wait()
             return self._received
@@ -222,7 +227,7 @@ class VirtualShards:
 
 
 class _VirtualRank:
-    """A part of this process as one of the ranks that are all virtual shards."""
+    """One part of this process, as one of the ranks that are all virtual shards."""
 
     def __init__(self, shards: VirtualShards, place: int) -> None:
         self.world_size = shards.count

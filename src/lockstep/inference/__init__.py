@@ -1,1 +1,1 @@
-"""What a trained network is used for: predictions, evaluations, reports and exported files."""
+"""The uses of a trained network: predictions, evaluations, reports and exported files."""

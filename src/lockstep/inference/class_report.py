@@ -1,4 +1,7 @@
-"""The report of an evaluation: scores of each class, in the terminal, and as numbers and pictures in a folder."""
+"""The report of an evaluation, with scores of each class.
+
+It is printed in the terminal, and written into a folder as numbers and figures.
+"""
 
 import tempfile
 from collections import Counter
@@ -18,20 +21,21 @@ from lockstep.system.wording import plural
 
 SCORES = ("images", "precision", "recall", "f1")
 MAX_CLASSES_SHOWN = 40  # in the terminal
-NUM_IMAGES = 24  # in a picture
+NUM_IMAGES = 24  # in a figure
 NUM_RESAMPLES = 10_000
 
 
 def scores_of(
     findings: Findings, names: Sequence[str], groups: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Return images, precision, recall and F1 of each class, their means, and the confusion matrix without its zeros.
+    """Return images, precision, recall and F1 of each class, and their means.
 
-    With two or more `groups` of the images, also the interval of the accuracy.
+    The result also has the confusion matrix without its zeros. With two or more `groups` of the
+    images, it has the interval of the accuracy, too.
 
-    As scikit-learn's classification_report with zero_division=0: a class without images that was
-    never predicted is left out, and each other one counts equally in the mean "classes", as its
-    images in the mean "images".
+    The scores are those of scikit-learn's classification_report with zero_division=0. A class
+    without images that was never predicted is left out. Every other class counts equally in the
+    mean "classes", and by its images in the mean "images".
     """
     labels, predictions = findings.labels, findings.predictions
     each = labels[labels == predictions], predictions, labels
@@ -39,7 +43,8 @@ def scores_of(
     counted = np.maximum(1, [predicted, true, predicted + true])
     present = np.flatnonzero(predicted + true)
     scores = ([[1], [1], [2]] * right / counted)[:, present]
-    matrix: dict[str, dict[str, int]] = {}  # true, predicted, count: not C x C numbers
+    # Nested dictionaries of true class, predicted class and count avoid C x C numbers.
+    matrix: dict[str, dict[str, int]] = {}
     pairs: Counter[tuple[int, int]] = Counter(
         zip(labels.tolist(), predictions.tolist(), strict=True)
     )
@@ -67,14 +72,14 @@ def scores_of(
 
 
 def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, Any]:
-    """Return the 95 % interval of the accuracy, by resampling whole groups with replacement.
+    """Return the 95 % interval of the accuracy, by resampling groups with replacement.
 
-    The percentile interval of the cluster bootstrap (Field and Welsh 2007,
+    It is the percentile interval of the cluster bootstrap (Field and Welsh 2007,
     doi.org/10.1111/j.1467-9868.2007.00593.x). `groups` are those of the images of the split, by
-    position. Without two groups it is Wilson's interval (1927).
+    position. With fewer than two groups it is Wilson's interval (1927).
     """
     if len({*groups}) < 2:
-        from scipy.stats import binomtest  # takes 0.4 s
+        from scipy.stats import binomtest  # This import takes 0.4 s.
 
         interval = binomtest(int(findings.hits.sum()), len(findings.hits)).proportion_ci(
             method="wilson"
@@ -86,7 +91,7 @@ def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, An
     sums = np.stack(
         [np.bincount(numbers, findings.labels == findings.predictions), np.bincount(numbers)]
     )
-    # groups with the same sums are drawn as one kind
+    # Groups with the same sums are drawn as one type.
     kinds, counts = np.unique(sums, axis=1, return_counts=True)
     right, images = (
         kinds
@@ -97,12 +102,15 @@ def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, An
 
 
 def show_report(result: dict[str, Any]) -> None:
-    """Print the scores of each class; of many the lowest."""
+    """Print the scores of each class, or the lowest ones of many classes."""
     if "classes" not in result:
         return
     out = terminal()
     if (found := result.get("accuracy_interval")) is not None:
-        interval = f"{found['low']:.4f} to {found['high']:.4f}, resampling {plural(found['num_groups'], 'group')}"
+        interval = (
+            f"{found['low']:.4f} to {found['high']:.4f}, "
+            f"resampling {plural(found['num_groups'], 'group')}"
+        )
         out.print(f"95 % interval of the accuracy: {interval}")
     classes = list(result["classes"].items())
     if len(classes) > MAX_CLASSES_SHOWN:
@@ -115,7 +123,8 @@ def show_report(result: dict[str, Any]) -> None:
     print_table(new_table(["class", *SCORES], cells, out, right=SCORES), out)
     if len(classes) < len(result["classes"]):
         out.print(
-            f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; --json has all"
+            f"{len(classes)} of {len(result['classes']):,} classes, those of the lowest f1; "
+            "--json has all"
         )
 
 
@@ -126,7 +135,7 @@ def draw(
     findings: Findings,
     result: dict[str, Any],
 ) -> None:
-    """Write pictures and report.json of an evaluation into a folder, and print that."""
+    """Write figures and report.json of an evaluation into a folder, and print the folder."""
     from lockstep.callbacks import plots
 
     what = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"

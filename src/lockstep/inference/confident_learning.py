@@ -1,8 +1,8 @@
-"""Which labels disagree with the probabilities of networks that were not trained on them: arithmetic on arrays.
+"""Labels that disagree with the probabilities of networks not trained on them.
 
-Confident learning (Northcutt, Jiang and Chuang 2021, arXiv:1911.00068) as cleanlab's
-`find_label_issues` with filter_by="confident_learning". Labels (N,) are class numbers,
-probabilities are (N, K).
+This module computes confident learning (Northcutt, Jiang and Chuang 2021, arXiv:1911.00068) on
+arrays. The result is that of cleanlab's `find_label_issues` with filter_by="confident_learning".
+Labels (N,) are class numbers, and probabilities are (N, K).
 """
 
 import numpy as np
@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 Labels = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
-CLOSE = 1e-6  # probabilities that are equal, as in cleanlab
+CLOSE = 1e-6  # Probabilities closer than this count as equal, as in cleanlab.
 TEMPERATURES = np.geomspace(0.1, 5, 81)
 NUM_DRAWS = 20
 
 
 def thresholds(labels: Labels, probabilities: Probabilities) -> Probabilities:
-    """Return the mean probability of each class on the images with its label (K,); 2 for a class without any."""
+    """Return the mean probability of each class on the images with its label (K,).
+
+    The value is 2 for a class without any image.
+    """
     count = probabilities.shape[1]
     sizes = np.bincount(labels, minlength=count)
     sums = np.bincount(labels, _of_labels(labels, probabilities), count)
@@ -25,7 +28,10 @@ def thresholds(labels: Labels, probabilities: Probabilities) -> Probabilities:
 
 
 def confident_classes(labels: Labels, probabilities: Probabilities) -> Labels:
-    """Return the class whose threshold is reached (N,), of several the most probable one; -1 if there is none."""
+    """Return the class whose threshold is reached (N,), or -1 if there is none.
+
+    If several classes reach their threshold, it is the most probable one.
+    """
     reached = probabilities >= thresholds(labels, probabilities) - CLOSE
     several = reached.sum(1) > 1
     return np.where(
@@ -42,20 +48,23 @@ def suspicious(labels: Labels, probabilities: Probabilities) -> NDArray[np.bool_
 
 
 def order(labels: Labels, probabilities: Probabilities) -> Labels:
-    """Return the rows, the most suspicious first (N,): suspicious labels first, then the least probable."""
+    """Return the rows in order, the most suspicious first (N,).
+
+    Suspicious labels come first, and then the least probable ones.
+    """
     return np.lexsort((_of_labels(labels, probabilities), ~suspicious(labels, probabilities)))
 
 
 def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabilities, float]:
-    """Return the probabilities at the temperature that fits the labels best, and the fraction of wrong labels.
+    """Return the probabilities at the best temperature, and the fraction of wrong labels.
 
-    A label is wrong with one probability for all images, and is then any other class. The
-    likelihood of both is maximal (by the EM algorithm at each of TEMPERATURES), so that wrong
-    labels do not make the probabilities doubtful. The fraction is 0.5 at most: of two classes,
-    labels that are mostly wrong are names that are exchanged.
+    The temperature fits the labels best. A label is wrong with the same probability for all images,
+    and is then any other class. The likelihood of both is maximized by the EM algorithm at each of
+    TEMPERATURES, so that wrong labels do not make the probabilities less confident. The fraction is
+    at most 0.5. If most labels of two classes are wrong, the names are swapped.
     """
     others = probabilities.shape[1] - 1
-    logits = np.log(np.maximum(probabilities, CLOSE / 2))  # a file has six decimals
+    logits = np.log(np.maximum(probabilities, CLOSE / 2))  # A file has six decimals.
     logits -= logits.max(1, keepdims=True)
 
     def fit(temperature: float) -> tuple[float, float, float]:
@@ -76,7 +85,10 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
 
 
 def expected(probabilities: Probabilities, calibrated: Probabilities) -> float:
-    """Return how many labels are suspicious if all are right: drawn from `calibrated`, the mean of NUM_DRAWS draws."""
+    """Return the expected number of suspicious labels if all are right.
+
+    The labels are drawn from `calibrated`, and the result is the mean of NUM_DRAWS draws.
+    """
     draws, sums = np.random.default_rng(0), calibrated.cumsum(1)
     counts = []
     for _ in range(NUM_DRAWS):

@@ -1,4 +1,7 @@
-"""Features of images, which the last layer of a network takes, as an array: the same bytes by any number of workers."""
+"""Features of images as an array: the inputs of the last layer of a network.
+
+The bytes are the same with any number of workers.
+"""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -49,10 +52,10 @@ def embed(
 
 
 def features(module: Classifier, inputs: Tensor) -> Tensor:
-    """Return what the last layer takes, (B, D), for inputs (B, C, H, W) of the `Classifier`, on its device.
+    """Return the inputs of the last layer, (B, D), for inputs (B, C, H, W) of the `Classifier`.
 
-    Of maps and of tokens it is the mean over positions. Raises ConfigError for a network without
-    such a layer.
+    The result is on the device of the module. Feature maps and tokens are averaged over positions.
+    Raises ConfigError for a network without such a layer.
     """
     net, count = module.net, len(module.image_format.class_names)
     head = "".join(attach_ends(net, count).head[:1])
@@ -82,10 +85,11 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
 
 
 def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:
-    """Write rows, each a position and its numbers as hexadecimal bytes, to an array (n, D) of NumPy's format.
+    """Write rows to an array (n, D) of NumPy's format.
 
-    The names of the positions are in a CSV file next to it, which appears first: features.csv may
-    be a prediction. Meanwhile the array is in memory, where its reader will have it, too.
+    Each row is a position and its numbers as hexadecimal bytes. The names of the positions are
+    written to a CSV file next to the array. The CSV file appears first, because features.csv may be
+    a prediction. Meanwhile the array is in memory, where its reader will load it, too.
     """
     values, listed = bytearray(), [["file"]]
     for line in itertools.chain.from_iterable(map(str.splitlines, rows)):

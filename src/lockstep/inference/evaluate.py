@@ -1,7 +1,7 @@
-"""Evaluation: loss, metrics and a report by class of a trained network on labelled images, by any number of workers.
+"""Evaluation of a trained network on labeled images, by any number of workers.
 
-Images that are named in place of those of the run are seen as the run sees its own, with classes by
-name.
+It computes the loss, the metrics and a report by class. Images that are named in place of those of
+the run are preprocessed as the run preprocesses its images, and classes are matched by name.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.terminal import show_table
 from lockstep.system.wording import join_names, plural, similar_names
 
-Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and remarks
+Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and messages
 
 
 def evaluate(
@@ -120,7 +120,7 @@ def evaluate(
 def _load_data(
     here: Session, trained: TrainedRun, options: EvalOptions
 ) -> tuple[ImageData, str, dict[str, str]]:
-    """Return the data to evaluate, the name of the part that is evaluated, and remarks.
+    """Return the data to evaluate, the name of the part that is evaluated, and messages.
 
     Every rank must call it.
     """
@@ -147,7 +147,7 @@ def _load_data(
 def _refuse_unfit(
     config: Config, module: L.LightningModule, part: str, options: EvalOptions
 ) -> None:
-    """Raise ConfigError if the module cannot be evaluated on the part, or not with these options."""
+    """Raise ConfigError if the module cannot be evaluated on the part, or with these options."""
     is_ours = isinstance(module, Classifier)
     if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
         raise ConfigError(
@@ -185,10 +185,11 @@ def _show(result: dict[str, Any]) -> None:
 def find_images(
     here: Session, run: RunFolder, form: ImageFormat, split: str | None
 ) -> Found | None:
-    """Find the image files of the configuration, None if they are those of the run. Every rank must call it.
+    """Find the image files of the configuration. Every rank must call it.
 
-    Without `split` all are taken, unless there is a test split. Raises ConfigError for classes that
-    the run does not have, and for images of another shape.
+    Returns None if they are those of the run. Without `split` all images are used, unless there is
+    a test split. Raises ConfigError for classes that the run does not have, and for images of
+    another shape.
     """
 
     def load(section: Data) -> Found | None:
@@ -201,7 +202,8 @@ def find_images(
         again = shared.trained
         if split is None and 2 * len(again) > shared.num_trained:
             raise ValueError(
-                f"the data has {len(again)} of the {shared.num_trained} training images, such as {again[0]}: "
+                f"the data has {len(again)} of the {shared.num_trained} training images, "
+                f"such as {again[0]}: "
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
         if split in ("val", "test") and split not in files.table.splits:
@@ -214,10 +216,14 @@ def find_images(
         images = replace(files, table=replace(table, splits=splits)).splits(memory)
         if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
             raise ValueError(
-                f"{table.setting} has images of shape {shape}, and the network takes {form.image_shape}"
+                f"{table.setting} has images of shape {shape}, "
+                f"and the network takes {form.image_shape}"
             )
         notes = {
-            "data": f"not that of the run: {'all of its images' if chosen == 'all' else f'its {chosen} images'}"
+            "data": (
+                "not that of the run: "
+                f"{'all of its images' if chosen == 'all' else f'its {chosen} images'}"
+            )
         }
         if shared.replaced:
             names = join_names(shared.replaced, 1)
@@ -245,17 +251,22 @@ def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
     alike = similar_names([*others, *known]) if others else ""
     if alike:
         raise ValueError(
-            f"{table.setting} has classes that only look like those of the run, {alike}: rename them"
+            f"{table.setting} has classes that only look like those of the run, {alike}: "
+            "rename them"
         )
 
 
 def _match_classes(table: ImageTable, known: Sequence[str]) -> ImageTable:
-    """Give classes the numbers of their names in `known`. Raises ValueError for others, and for other columns."""
+    """Give classes the numbers of their names in `known`.
+
+    Raises ValueError for other classes, and for other columns.
+    """
     is_one_each = table.targets.ndim == 1
     others = [name for name in table.class_names if name not in known]
     if others or not (is_one_each or table.class_names == tuple(known)):
         raise ValueError(
-            f"{table.setting} has classes that the run does not have: {join_names(others or table.class_names, 10)}. "
+            f"{table.setting} has classes that the run does not have: "
+            f"{join_names(others or table.class_names, 10)}. "
             f"Its classes are {', '.join(known)}: rename the others, or leave them out."
         )
     if not is_one_each:

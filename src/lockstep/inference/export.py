@@ -1,4 +1,4 @@
-"""A trained network as one file for other programs: ONNX, or a program of torch.export (.pt2)."""
+"""A trained network as one file for other programs: ONNX, or a torch.export program (.pt2)."""
 
 import contextlib
 import io
@@ -37,19 +37,19 @@ from lockstep.system.terminal import show_table
 from lockstep.system.tracebacks import located
 from lockstep.system.wording import plural, size_text
 
-# float32 rounds to 6e-8, and sums of another order to 1e-5 in deep networks; a wrong operator
-# differs by 1e-2 and more
+# Rounding in float32 causes differences of 6e-8, and sums in another order up to 1e-5 in deep
+# networks. A wrong operator differs by 1e-2 or more.
 LIMIT = 1e-4
-NUM_CHECKED = 32  # images
-Running = Callable[[Tensor], Any]  # predictions (B, ...), or these and answers (B,)
+NUM_CHECKED = 32  # number of images
+Running = Callable[[Tensor], Any]  # returns predictions (B, ...), or these and answers (B,)
 
 
 class Exported(nn.Module):
-    """From images uint8 (B, C, h, w) of any size, as a decoder returns them, to predictions (B, ...).
+    """Maps decoded images, uint8 (B, C, h, w) of any size, to predictions (B, ...).
 
-    A network that was trained on custom floats takes floats of its own size. Sizes are whole
-    numbers without comparisons, which torch and ONNX keep as variables of the file. With a
-    `threshold` there are also answers int64 (B,): the number of a class, or -1.
+    A network that was trained on custom floats takes floats of its input size. Sizes are computed
+    as integers without comparisons, so that torch and ONNX keep them as variables of the file. With
+    a `threshold` there are also answers int64 (B,): the number of a class, or -1.
     """
 
     def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
@@ -76,7 +76,8 @@ class Exported(nn.Module):
 
     def _apply_view(self, images: Tensor) -> Tensor:
         (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
-        # two pixels at least: one is a special case of torch.export and onnxruntime
+        # The size is at least two pixels, because one is a special case of torch.export and
+        # onnxruntime.
         if self.view.fit == "letterbox":
             size: Any = (
                 torch.sym_min(
@@ -93,7 +94,7 @@ class Exported(nn.Module):
             )
         scaled = self._scale(images, size)
         assert self.view.size is not None
-        # below 0 it crops: torch.export would make a slice a condition for images
+        # A negative border crops. For a slice, torch.export would add a condition on the images.
         border: list[Any] = []
         for side, scaled_side in zip(self.view.size[::-1], size[::-1], strict=True):
             space = side - scaled_side
@@ -106,23 +107,27 @@ class Exported(nn.Module):
         mode = self.view.interpolation
         for step in ((images.shape[2], size[1]), size):
             images = F.interpolate(images, step, mode=mode, align_corners=False, antialias=True)
-            # above 0.5: sums of float32 in another order round a half to the same value
+            # The value is above 0.5, so that float32 sums in another order round a half to the same
+            # value.
             images = images.add(0.5 + 2**-12).floor().clamp(0, 255)
         return images
 
 
 def _round_quotient(numerator: Any, denominator: Any) -> Any:
-    """Return Python's round() of a quotient, which ONNX lacks: a half becomes the even number."""
+    """Return Python's round() of a quotient, which ONNX lacks.
+
+    A half is rounded to the even number.
+    """
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
 def export(
     config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None
 ) -> int:
-    """Write the network of a checkpoint of `run` to `output`, once it has run on images of the test set.
+    """Write the network of a checkpoint of `run` to `output`, after a check on test images.
 
-    Returns the exit code, 1 if it predicts something else there. Raises ConfigError if it cannot be
-    exported.
+    Returns the exit code, which is 1 if the predictions of the file differ. Raises ConfigError if
+    the network cannot be exported.
     """
     predict.refuse_own_module(config, "lockstep export")
     threshold, text = selective.threshold_of(checkpoint, config, max_error)
@@ -152,7 +157,8 @@ def export(
             }
         if threshold is not None:
             facts |= {"max_error": max_error, "threshold": threshold}
-        # of the exporters, about themselves; torch also logs and prints whole graphs
+        # These are messages of the exporters about themselves. torch also logs and prints complete
+        # graphs.
         warnings.simplefilter("ignore")
         logging.disable()
         try:
@@ -165,7 +171,7 @@ def export(
             differences = [_differences(module, exported, running, *each) for each in pictures]
         except ImageError:
             raise
-        # of custom code, of an operator that ONNX lacks, or of the file on other images
+        # Custom code, an operator that ONNX lacks, or the file on other images can fail here.
         except Exception as error:
             raise ConfigError(
                 Error(
@@ -177,7 +183,7 @@ def export(
             ) from error
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
         checked = plural(len(differences), "test image")
-        if not largest <= LIMIT:  # also NaN
+        if not largest <= LIMIT:  # The negation also catches NaN.
             json_output.fail(
                 f"{display_path(output)} was not written: "
                 f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
@@ -214,7 +220,10 @@ def export(
 
 
 def _pictures(images: Images) -> Iterator[Tensor]:
-    """Yield evenly spaced test images (1, C, h, w), uint8 in another size than the network's."""
+    """Yield evenly spaced test images (1, C, h, w).
+
+    uint8 images have another size than the input of the network.
+    """
     for position in (
         torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1)
     ):
@@ -236,9 +245,9 @@ def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> 
     )
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
     program = torch.export.export(exported, (images,), dynamic_shapes=shapes)
-    for part in program.graph_module.modules():  # also the blocks of torch.no_grad
+    for part in program.graph_module.modules():  # This includes the blocks of torch.no_grad.
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():
-            # paths and lines of the code, which both formats would contain
+            # These are paths and lines of the code, which both formats would contain.
             node.meta.pop("stack_trace", None)
     return program
 
@@ -277,7 +286,10 @@ def _onnx(
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first cause in a line: that of the exporters, which add pages of advice."""
+    """Return the first cause in one line.
+
+    The exporters add pages of advice to it.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
     if "Constraints violated (batch)" in str(error):
@@ -292,9 +304,11 @@ def _differences(
     number: int,
     picture: Tensor,
 ) -> Tensor:
-    """Return the largest differences to `predict`: of an image scaled before, and by the file.
+    """Return the largest differences to `predict`.
 
-    Every other image is in a batch with its mirror image. An answer differs by 1.
+    The first is for an image that is scaled beforehand, the second for one that the file scales.
+    Every other image is in a batch with its mirror image. A different answer counts as a difference
+    of 1.
     """
     images = torch.cat([picture, picture.flip(3)])[: 1 + number % 2]
     scaled = exported.view.scale(images)

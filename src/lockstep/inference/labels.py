@@ -1,4 +1,4 @@
-"""`lockstep labels`: images in the order in which networks that were not trained on them doubt their labels."""
+"""`lockstep labels`: list images by how much networks not trained on them doubt their labels."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +21,16 @@ from lockstep.tasks.classification import Classification
 
 HEAD = ("file", "label", "suggested", "score", "suspicious", "split")
 JUDGED = ("val", "test")  # splits of a run
-MAX_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the picture
+MAX_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the figure
 
 
 def judge(
     folder: RunFolder, world: World | None, trained: TrainedRun, options: LabelsOptions
 ) -> int:
-    """Write the list of images to a CSV file, with pictures of the first ones next to it; print a summary."""
+    """Write the list of images to a CSV file, and print a summary.
+
+    A figure of the first images is written next to it.
+    """
     predict.refuse_own_module(trained.config, "lockstep labels")
     with session.open_session(folder, trained.config, world) as here:
         images = run_parts.splits(here, trained.folder, is_once=True)
@@ -47,7 +50,7 @@ def judge(
                 "weights": [summary.get(predict.FOLD_WEIGHTS) for summary in summaries],
             }
             pictures.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(options.output) as file:  # which is there once the pictures are
+            with atomic_file(options.output) as file:  # The list appears only after the figure.
                 file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)
@@ -58,7 +61,10 @@ def judge(
 
 
 def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
-    """Write the probabilities of the images that the run was not trained on. Every rank must call it."""
+    """Write the probabilities of the images that the run was not trained on.
+
+    Every rank must call it.
+    """
     module, paths = predict.load_network(here, checkpoint), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
@@ -78,7 +84,10 @@ def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
 def _judge(
     paths: Sequence[Path], images: Splits, *, is_run: bool
 ) -> tuple[dict[str, Any], list[list[Any]]]:
-    """Return facts and the rows of the list; the training images of a run, which it cannot judge, are at its end."""
+    """Return facts and the rows of the list.
+
+    The training images of a run, which it cannot judge, are at the end.
+    """
     lines, classes, labels, probabilities = tables.read(paths)
     is_suspicious, best = (
         confident_learning.suspicious(labels, probabilities),
@@ -118,7 +127,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
         for part in images.parts.values()
         for row, name in enumerate(part.names)
     }
-    # without those that are not judged, or were removed, with changed_data=accept
+    # Images that are not judged, or were removed with changed_data=accept, are left out.
     rows = [row for row in rows if row[2] and row[0] in at]
     captions = []
     for name, label, suggested, score, *_ in rows:
@@ -149,7 +158,8 @@ def _show(facts: dict[str, Any]) -> None:
         out.print()
     say(
         out,
-        f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were right.",
+        f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were "
+        "right.",
     )
     say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if not facts["predictions"]:

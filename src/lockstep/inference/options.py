@@ -1,4 +1,7 @@
-"""What a command sends to its workers: the run to use, and options. No torch: commands make them."""
+"""What a command sends to its workers: the run to use, and options.
+
+This module does not import torch, because commands create the options.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +12,7 @@ from lockstep.runs.folder import RunFolder
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run, its checkpoint to use, and its configuration as adapted to this machine and checked."""
+    """A run, its checkpoint to use, and its configuration, adapted to this machine and checked."""
 
     folder: RunFolder
     checkpoint: Path
@@ -20,9 +23,10 @@ class TrainedRun:
 class EvalOptions:
     """Options of `lockstep eval`.
 
-    `output` is a CSV file for a row of each image with its `top_k` most probable classes.
-    `pictures` is a folder for pictures and numbers. Images that are not those of the run are
-    evaluated if they `may_differ`; all of them if `split` is None and they have no test split.
+    `output` is a CSV file with a row for each image and its `top_k` most probable classes.
+    `pictures` is a folder for figures and numbers. If images `may_differ`, those that are not of
+    the run are evaluated. If `split` is None and they have no test split, all of them are
+    evaluated.
     """
 
     split: str | None
@@ -39,7 +43,7 @@ class PredictOptions:
     `source` is a folder or an image file, or `val` or `test` of the data of the run. Without the
     CSV file `output` the predictions are printed, or recorded if `is_json`. If `is_strict`, nothing
     is written if a file cannot be read. With `max_error` the class of an image without an answer is
-    `unknown`: see `selective.threshold_of`.
+    `unknown`, as in `selective.threshold_of`.
     """
 
     source: str
@@ -52,7 +56,7 @@ class PredictOptions:
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """Options of `lockstep embed`: the array `output`, the rest as in `PredictOptions`."""
+    """Options of `lockstep embed`: the array `output`, and options of `PredictOptions`."""
 
     source: str
     output: Path
@@ -63,8 +67,8 @@ class EmbedOptions:
 class LabelsOptions:
     """Options of `lockstep labels`.
 
-    `predictions` are the files of all folds of a setting, of which the run is one. Without any the
-    validation and test images of the run are judged by its checkpoint.
+    `predictions` are the files of all folds of a setting, of which the run is one. Without any, the
+    checkpoint of the run judges its validation and test images.
     """
 
     output: Path

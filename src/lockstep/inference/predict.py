@@ -1,4 +1,4 @@
-"""`lockstep predict`, and what other commands share with it: the network of a checkpoint, images."""
+"""`lockstep predict`, and the network and images that other commands share with it."""
 
 import contextlib
 import io
@@ -35,7 +35,8 @@ from lockstep.system.launcher import World
 from lockstep.system.wording import plural
 from lockstep.tasks.classification import Classification
 
-FOLD_WEIGHTS = "fold_weights_sha256"  # in summary.json: of the network of fold_predictions.csv
+# This key of summary.json has the hash of the network of fold_predictions.csv.
+FOLD_WEIGHTS = "fold_weights_sha256"
 
 
 def predict(
@@ -43,8 +44,8 @@ def predict(
 ) -> int:
     """Write or print the prediction of every image of a source, each once and in order.
 
-    Returns the exit code, 1 on rank 0 if files of a folder cannot be read: they are skipped and
-    listed on standard error.
+    Returns the exit code, which is 1 on rank 0 if files of a folder cannot be read. Such files are
+    skipped and listed on standard error.
     """
     config, output = trained.config, options.output
     refuse_own_module(config, "lockstep predict")
@@ -79,9 +80,10 @@ def predict(
 def report(
     here: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]
 ) -> int:
-    """Print and record a `result`, which has the number of rows by their `noun`, and the `errors`.
+    """Print and record a `result` and the `errors`.
 
-    Errors are those of images without a row. Returns the exit code.
+    The result contains the number of rows by their `noun`. Errors are those of images without a
+    row. Returns the exit code.
     """
     num_rows = result[f"{noun}s"]
     if here.rank == 0:
@@ -90,8 +92,11 @@ def report(
         write_json(here.folder.scores, {"output": output and str(output), **result})
     if not errors:
         return 0
-    count = f"{len(errors)} of {plural(num_rows + len(errors), 'image')} cannot be read and are left out"
-    # the command prints a recorded failure
+    count = (
+        f"{len(errors)} of {plural(num_rows + len(errors), 'image')} cannot be read and are left "
+        "out"
+    )
+    # The command prints a recorded failure.
     here.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED
 
@@ -103,16 +108,20 @@ def refuse_own_module(config: Config, who: str) -> None:
             Error(
                 "unsupported",
                 who,
-                f"needs the predictions of a task, and module._target_={config.module.target} has none",
+                f"needs the predictions of a task, and module._target_={config.module.target} has "
+                "none",
                 "load its checkpoint with Lightning",
             )
         )
 
 
 def load_network(here: Session, checkpoint: Path) -> Classifier:
-    """Load the network of a checkpoint on the device of this process, ready to predict. Every rank must call it."""
+    """Load the network of a checkpoint on the device of this process, ready to predict.
+
+    Every rank must call it.
+    """
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    # threads call it, and the switches of the compiler are those of the process
+    # Threads call the network, and the switches of the compiler apply to the complete process.
     if here.device.type == "cpu":
         here = replace(here, config=here.config.model_copy(update={"compile": False}))
     module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
@@ -123,7 +132,11 @@ def load_network(here: Session, checkpoint: Path) -> Classifier:
 
 
 def view_of(config: Config, image_format: ImageFormat) -> View:
-    """Return how the run views image files; the centre on white if it was not trained on such, or on one size."""
+    """Return how the run preprocesses image files.
+
+    It is a center crop on a white background if the run was not trained on image files, or not on
+    images of one size.
+    """
     arguments, size = config.data.arguments(), image_format.image_shape[1:]
     if config.data.target not in OF_FILES or arguments["image_size"] is None:
         return View.from_keys(size, "auto", "crop", "auto", arguments.get("background", "white"))
@@ -131,7 +144,10 @@ def view_of(config: Config, image_format: ImageFormat) -> View:
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
-    """Return calibrated predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`, on its device."""
+    """Return calibrated predictions (B, ...) for inputs (B, C, H, W) of the `Classifier`.
+
+    They are on the device of the module.
+    """
     with torch.inference_mode():
         return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
@@ -156,10 +172,10 @@ def images_of(here: Session, run: RunFolder, source: str, image_format: ImageFor
 
 
 def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
-    """Write the predictions of a tested module on the images of its fold into the run folder. Every rank must call it.
+    """Write the predictions of a tested module for its fold into the run folder.
 
-    Runs of other tasks than classification write none. Returns the SHA-256 of the weights for the
-    summary.
+    Every rank must call it. Runs of other tasks than classification write none. Returns the SHA-256
+    of the weights for the summary.
     """
     images, fold = data.splits.test, str(here.config.data.fold)
     if (
@@ -167,7 +183,7 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dic
         and isinstance(module.task, Classification)
         and images.classes is not None
     ):
-        with module.eager_mode():  # as in `load_network`
+        with module.eager_mode():  # `load_network` does not compile either.
             write_probabilities(
                 here, module.to(here.device).eval(), images, here.folder.fold_rows, fold
             )
@@ -178,9 +194,9 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dic
 def write_probabilities(
     here: Session, module: Classifier, images: Images, output: Path, fold: str
 ) -> None:
-    """Write class, prediction and the probabilities of all classes of each image, and `fold`. Every rank must call it.
+    """Write the class, the prediction, all probabilities and `fold` of each image.
 
-    The images must have classes.
+    Every rank must call it. The images must have classes.
     """
     names, classes = module.image_format.class_names, images.classes
     assert classes is not None

@@ -1,4 +1,4 @@
-"""What a prediction says about each image: the cells of its row, computed for a batch of images."""
+"""The cells of a row of predictions, computed for a batch of images."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from lockstep.tasks.task import checked_losses
 
 @dataclass(frozen=True)
 class PredictionRows:
-    """Rows of a CSV file: name and predictions of an image, with `has_truth` also target and loss.
+    """Rows of a CSV file: the name and the predictions of an image.
 
-    `ranks` is that of `ranking_argument`. With a `threshold` the class is `unknown` up to this
-    probability.
+    With `has_truth` they also have the target and the loss. `ranks` is the result of
+    `ranking_argument`. With a `threshold` the class is `unknown` up to this probability.
     """
 
     module: Classifier
-    task_target: str  # of the configuration, for errors
+    task_target: str  # name in the configuration, for errors
     names: Sequence[object]  # of all images
     ranks: Mapping[str, int]
     threshold: float | None = None
@@ -57,7 +57,8 @@ class PredictionRows:
                     Error(
                         "unsupported",
                         self.task_target,
-                        f"predicts shapes {tuple(predicted.shape[1:])}, and a file has rows of numbers",
+                        f"predicts shapes {tuple(predicted.shape[1:])}, "
+                        "and a file has rows of numbers",
                         "use lockstep.load in Python",
                     )
                 )
@@ -76,7 +77,10 @@ class PredictionRows:
 
 
 def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) -> dict[str, int]:
-    """Return the argument of a task that ranks classes, two in a table. Raises ConfigError if it ranks fewer."""
+    """Return the argument by which a task ranks classes.
+
+    A table shows at least two classes. Raises ConfigError if the task ranks fewer than `top_k`.
+    """
     count = len(module.image_format.class_names)
     can_rank = "top_k" in inspect.signature(module.task.cells).parameters
     if is_shown and can_rank:
@@ -103,7 +107,10 @@ def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) 
 
 
 def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
-    """Return the cells of targets. Raises ConfigError unless there is one for each column."""
+    """Return the cells of targets.
+
+    Raises ConfigError unless there is one for each column.
+    """
     names = module.image_format.class_names
     if isinstance(module.task, Classification):
         return [[str(names[number])] for number in targets.tolist()]

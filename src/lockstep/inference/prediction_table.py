@@ -1,4 +1,7 @@
-"""The table that `lockstep predict` prints if it writes no file: the first rows, and a summary of all."""
+"""The table that `lockstep predict` prints if it writes no file.
+
+It has the first rows, and a summary of all.
+"""
 
 import csv
 import heapq
@@ -17,11 +20,11 @@ from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
 MAX_ROWS, MAX_NAMES, MAX_DOUBTS = 20, 5, 3
-MIN_PROBABILITY = 0.5  # probability of a label that an image has
+MIN_PROBABILITY = 0.5  # minimum probability of a label that an image has
 
 
 def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
-    """Let `write` write rows of predictions, and then print how many images have an answer."""
+    """Let `write` write rows of predictions, and print how many images have an answer."""
     is_answer = Counter[bool]()
 
     def counted() -> Iterator[str]:
@@ -42,8 +45,9 @@ def _read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
 def list_rows(
     task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chunks: Iterable[str]
 ) -> None:
-    """Add rows of predictions, which come as CSV below `heads`, to `rows`."""
-    is_of = type(task).cells  # what made the rows; those of other tasks stay texts
+    """Add rows of predictions, which are CSV in the columns `heads`, to `rows`."""
+    # This function created the rows. The cells of other tasks remain text.
+    is_of = type(task).cells
     for file, *cells in _read_rows(chunks):
         values: list[str | float] = [*cells]
         if is_of is Classification.cells:
@@ -54,8 +58,9 @@ def list_rows(
 
 
 def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
-    """Print rows of predictions, which come as CSV below `heads`, once all are there."""
-    is_of = type(task).cells  # what made the rows; those of other tasks are printed as they are
+    """Print rows of predictions, which are CSV in the columns `heads`, after the last one."""
+    # This function created the rows. Those of other tasks are printed unchanged.
+    is_of = type(task).cells
     shown, counts, doubts, num_images = (
         list[list[str]](),
         Counter[str](),

@@ -1,4 +1,7 @@
-"""Whether probabilities can be believed: the calibration of a finished training, and scores with 95 % intervals."""
+"""Whether the probabilities of a network are calibrated.
+
+This module calibrates a finished training, and scores probabilities with 95 % intervals.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,11 +34,12 @@ Array = NDArray[np.float64]
 
 
 def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
-    """Fit the calibration of a finished training on its validation images; add it to its checkpoint and to `module`.
+    """Fit the calibration of a finished training on its validation images.
 
-    The module gets the weights of `best`, as for the test; without it the last checkpoint has those
-    of the module. Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get
-    none. Every rank must call it.
+    It is added to the checkpoint and to `module`. Every rank must call it. The module gets the
+    weights of `best`, as for the test. Without `best`, the last checkpoint has the weights of the
+    module. Tasks whose predictions are not the softmax or the sigmoid of outputs (B, C) get no
+    calibration.
     """
     if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task):
         return
@@ -57,9 +61,10 @@ def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: P
 def keep(
     here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None
 ) -> None:
-    """Write the calibration of a module into `best`, with the predictions of a split; every rank must call it.
+    """Store the calibration of a module in `best`, with the predictions of a split.
 
-    Without `best` into the last checkpoint, if that has the weights of the module: the same step.
+    Without `best` it is stored in the last checkpoint, if that has the weights of the module. This
+    is the case if both have the same step. Every rank must call it.
     """
     own = module.calibration
     if not isinstance(own, calibration.Calibration):
@@ -85,10 +90,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return outputs (n, C), labels (n,) or (n, C) and positions (n,) of this rank's validation images; None for maps.
+    """Return outputs (n, C), labels and positions (n,) of this rank's validation images.
 
-    They are in host memory. Images whose class is no number from 0 to C - 1, which a custom loss
-    may ignore, are left out.
+    Labels are (n,) or (n, C). All of them are in host memory. Images whose class is not a number
+    from 0 to C - 1, which a custom loss may ignore, are left out. Returns None for outputs that are
+    maps.
     """
     found = []
     with torch.inference_mode():
@@ -111,11 +117,11 @@ def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, T
 def report(
     findings: Findings, groups: Sequence[str] | None, entry: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the scores of the probabilities and their bins, raw and, if there are such, calibrated.
+    """Return the scores of the probabilities and their bins, raw and calibrated if possible.
 
     The expected calibration error (ECE) is that of Guo et al. (2017,
-    https://arxiv.org/abs/1706.04599). Of few images it is too large, because it contains their
-    chance. Intervals are from resampled images, or from whole groups of them: `groups` of the
+    https://arxiv.org/abs/1706.04599). For few images it is too large, because it contains their
+    random error. Intervals come from resampled images, or from resampled groups: `groups` of the
     split, by position. `entry` is the calibration of the checkpoint.
     """
     result: dict[str, Any] = {}
@@ -136,8 +142,9 @@ def report(
 
 
 def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Array:
-    """Return what scores are made of, summed over each unit: images, NLL, Brier score, gaps in the bins (U, 3 + bins).
+    """Return the terms of the scores, summed over each unit (U, 3 + bins).
 
+    The columns are the number of images, the NLL, the Brier score, and the gaps in the bins.
     `units` (N,) are those of the images.
     """
     gaps = (quality.confidences - findings.hits).reshape(len(units), -1)
@@ -154,12 +161,12 @@ def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Arr
 def _scores(sums: Array) -> dict[str, dict[str, float]]:
     """Return NLL, Brier score and ECE of `_sums`, with percentiles of resampled units as intervals.
 
-    A resample has about twice the chance in its ECE: the interval of that is mirrored at its value,
-    which takes it off (the basic bootstrap: Davison and Hinkley 1997, 5.6).
+    The ECE of a resample contains about twice the random error. So its interval is mirrored at its
+    value, which removes this error (the basic bootstrap: Davison and Hinkley 1997, 5.6).
     """
     draw, count = np.random.default_rng(0), len(sums)
     drawn = (draw.integers(count, size=count) for _ in range(NUM_RESAMPLES))
-    with np.errstate(invalid="ignore"):  # 0 times an infinite NLL
+    with np.errstate(invalid="ignore"):  # An infinite NLL may be multiplied by 0.
         found = np.stack(
             [sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in drawn)]
         )
@@ -171,9 +178,9 @@ def _scores(sums: Array) -> dict[str, dict[str, float]]:
 
 
 def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
-    """Print the report of a test and return it for summary.json; add the confidences to the checkpoint.
+    """Print the report of a test and return it for summary.json.
 
-    Every rank must call it.
+    It also adds the confidences to the checkpoint. Every rank must call it.
     """
     trainer = module.trainer
     found = reliability.of(trainer)
@@ -197,7 +204,10 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
 
 
 def show(result: dict[str, Any], title: str = "probabilities") -> None:
-    """Print a report as a table below `title`, and how the probabilities were calibrated, or why they were not."""
+    """Print a report as a table below `title`.
+
+    The last line describes how the probabilities were calibrated, or why they were not.
+    """
     out, ways = terminal(), [way for way in ("raw", "calibrated") if way in result]
     interval = (
         f"95 % interval, {plural(result['num_groups'], 'group')}"

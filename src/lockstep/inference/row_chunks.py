@@ -1,9 +1,10 @@
 """Rows of all images by any number of workers, in one file.
 
 Images are split into chunks that do not depend on the workers, so the bits of the rows do not
-either. Each worker takes the next chunk when it is free. Its threads read files, and on a CPU call
-the network that all of them share. Each rank appends its chunks to a hidden file, a JSON line each,
-which rank 0 joins. Hidden files are next to the output, which may be on a disk of its own.
+either. Each worker takes the next chunk when it is free. Its threads read files, and on a CPU they
+call the network that all of them share. Each rank appends its chunks to a hidden file, as one line
+of JSON each, and rank 0 joins the files. Hidden files are next to the output, which may be on
+another disk.
 """
 
 import contextlib
@@ -33,13 +34,15 @@ from lockstep.runs.files import csv_text
 from lockstep.runs.naming import display_path
 from lockstep.system.internals import shared_count
 
-# of a chunk on a CPU: maps of more images come from fresh pages in every layer, 13.6 in place of
-# 7.5 ms an image of 224 pixels (ResNet-18 of width 8, one thread of an AMD EPYC, 2026-11-27)
+# Maximum number of pixels of a chunk on a CPU. The feature maps of more images come from fresh
+# pages in every layer. This takes 13.6 in place of 7.5 ms for an image of 224 pixels (ResNet-18 of
+# width 8, one thread of an AMD EPYC, 2026-11-27).
 NUM_PIXELS = 4 * 224**2
 Index = tuple[Path, dict[int, int]]  # a file, and the offset of each of its chunks
-# of positions (n,), pixels (n, C, H, W) and targets (n, ...), called by several threads at once
+# The arguments are positions (n,), pixels (n, C, H, W) and targets (n, ...). Several threads call
+# it at once.
 RowsOf = Callable[[Tensor, Tensor, Tensor], list[list[str]]]
-RowWriter = Callable[[Iterator[str]], None]  # of the rows of each chunk, as CSV
+RowWriter = Callable[[Iterator[str]], None]  # takes the rows of each chunk, as CSV
 
 
 class Chunk(NamedTuple):
@@ -52,9 +55,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows, which `write` writes on rank 0; chunks are next to its path until then.
+    """A file of rows, which `write` writes on rank 0.
 
-    With `is_strict`, nothing is written if an image cannot be read.
+    Until then the chunks are next to its path. If `is_strict`, nothing is written if an image
+    cannot be read.
     """
 
     path: Path
@@ -65,7 +69,7 @@ class RowFile:
 def write_rows(
     here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile
 ) -> list[str]:
-    """Write the rows of all images. Returns the errors of those that cannot be read.
+    """Write the rows of all images, and return the errors of those that cannot be read.
 
     The network that computes the rows takes images of the `image_format`. Every rank must call it.
     """
@@ -83,14 +87,14 @@ def write_rows(
 def _take_chunks(
     here: Session, images: Images, rows_of: RowsOf, size: int, name: str
 ) -> Iterator[Chunk]:
-    """Yield computed chunks of `size` images: this rank takes the next one when it is free.
+    """Yield computed chunks of `size` images.
 
-    The `name` is used once.
+    This rank takes the next chunk when it is free. A `name` can be used only once.
     """
     runs = torch.arange(len(images)).split(size)
     counts = itertools.takewhile(lambda count: count < len(runs), shared_count(name))
     taken = ((count, runs[count]) for count in counts)
-    # a worker of many threads would take all of a few chunks
+    # Otherwise a worker with many threads would take all of a few chunks.
     max_threads = min(torch.get_num_threads(), math.ceil(len(runs) / here.world_size))
     progress = Progress("Predicting", "images")
     for chunk in compute_chunks(here.device, images, taken, rows_of, max_threads):
@@ -106,11 +110,12 @@ def compute_chunks(
     rows_of: RowsOf,
     count: int,
 ) -> Iterator[Chunk]:
-    """Yield the chunk of each number and positions (n,), as soon as it is computed, by up to `count` threads.
+    """Yield the chunk of each number and positions (n,), as soon as it is computed.
 
-    A kernel of a CPU has one thread: it rounds by their number, and its threads would wait for
-    those that decode. For a GPU the threads only read. Samples of a Dataset are read by the
-    caller's thread, which they may need.
+    Up to `count` threads compute the chunks. A kernel on a CPU has one thread, because its rounding
+    depends on the number of threads, and its threads would wait for those that decode. For a GPU
+    the threads only read. Samples of a Dataset are read by the caller's thread, which they may
+    need.
     """
     on_cpu, source = device.type == "cpu", images.pixels
 
@@ -118,7 +123,7 @@ def compute_chunks(
         number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]
     ) -> Chunk:
         kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
-        # a network may fail without an image
+        # A network may fail on a batch without an image.
         rows = rows_of(positions[kept], pixels[kept], targets[kept]) if kept else []
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
 
@@ -134,7 +139,7 @@ def compute_chunks(
     num_threads = (
         source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
     )
-    max_pending = count if on_cpu else count + 1  # with the one that the GPU computes
+    max_pending = count if on_cpu else count + 1  # One more chunk is the one that the GPU computes.
     parts, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
@@ -147,11 +152,12 @@ def compute_chunks(
             pending.remove(done)
             yield done.result()()
     finally:
-        threads.shutdown(wait=False)  # a signal ends the process, whatever they compute
+        # A signal ends the process regardless of what the threads compute.
+        threads.shutdown(wait=False)
 
 
 def _read(images: Images, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pixels (n, C, H, W), none of files, and the targets (n, ...)."""
+    """Return the pixels (n, C, H, W), which are empty for files, and the targets (n, ...)."""
     if isinstance(images.pixels, Samples):
         return images.pixels.make(positions, 0)
     is_later = isinstance(images.pixels, ImageFiles)
@@ -159,7 +165,7 @@ def _read(images: Images, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prepare(output: Path) -> None:
-    """Create the folder of `output`, and remove the hidden files of commands that were killed.
+    """Create the folder of `output`, and remove the hidden files of killed commands.
 
     Raises ValueError if another process is writing `output`.
     """
@@ -180,7 +186,7 @@ def prepare(output: Path) -> None:
 
 @contextlib.contextmanager
 def hidden_file(output: Path) -> Iterator[Path]:
-    """Create and lock a hidden file next to `output`, which is removed at the end."""
+    """Create and lock a hidden file next to `output`, and remove it at the end."""
     path = output.with_name(files.temporary_name(output))
     try:
         with files.hold_lock(path):
@@ -190,7 +196,7 @@ def hidden_file(output: Path) -> Iterator[Path]:
 
 
 def write_chunks(path: Path, chunks: Iterable[Chunk]) -> Index:
-    """Append chunks to a file."""
+    """Append chunks to a file, and return their offsets."""
     offsets: dict[int, int] = {}
     with open(path, "ab", opener=files.no_link) as file:
         for chunk in chunks:
@@ -200,9 +206,9 @@ def write_chunks(path: Path, chunks: Iterable[Chunk]) -> Index:
 
 
 def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[str]:
-    """Let `write` write the rows of all chunks in order. Returns the errors of their images.
+    """Let `write` write the rows of all chunks in order, and return the errors of their images.
 
-    Raises ImageError, inside `write`, if there are no rows, or errors and `is_strict`.
+    Raises ImageError, inside `write`, if there are no rows, or if there are errors and `is_strict`.
     """
     errors: list[str] = []
     places = {
@@ -230,7 +236,7 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
 
 
 def write_table(output: Path, head: Sequence[str], rows: Iterable[str]) -> None:
-    """Write a head and rows to a CSV file, in one step."""
+    """Write a head and rows to a CSV file atomically."""
     with files.atomic_file(output) as file:
         for text in itertools.chain([csv_text([head])], rows):
-            file.write(text.encode(errors="surrogateescape"))  # a file name need not be UTF-8
+            file.write(text.encode(errors="surrogateescape"))  # A file name need not be UTF-8.

@@ -1,4 +1,7 @@
-"""Answers only where a network errs seldom enough: a threshold on the probability of the predicted class."""
+"""Answer only where a network is rarely wrong.
+
+A threshold on the probability of the predicted class selects the answers.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,27 +18,32 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
 UNKNOWN = "unknown"  # the class of an image without an answer
-DOUBT = 0.05  # probability that the error rate of the answers is larger than promised
-NUM_SHARES = 50  # thresholds that are tested
+DOUBT = 0.05  # maximum probability that the error rate of the answers is larger than promised
+NUM_SHARES = 50  # number of thresholds that are tested
 
 
 def answers(predictions: Tensor, threshold: float) -> Tensor:
-    """Return the class int64 (B,) of probabilities (B, C) if one is above the threshold, else -1, as for NaN."""
+    """Return the class int64 (B,) of probabilities (B, C), or -1 without an answer.
+
+    A class is returned if its probability is above the threshold. It is -1 for NaN, too.
+    """
     return torch.where(predictions.amax(1).float() > threshold, predictions.argmax(1), -1)
 
 
 def choose(
     confidences: NDArray[Any], is_right: NDArray[np.bool_], max_error: float
 ) -> float | None:
-    """Return the threshold that answers most of n images, of those that keep `max_error`; None if there is none.
+    """Return the threshold that answers the most images at an error rate of at most `max_error`.
 
-    Growing shares of the images are tested, each by the exact binomial test, until one fails: a
-    fixed sequence, of which every test has the whole level (Angelopoulos et al. 2021,
-    https://arxiv.org/abs/2110.01052). The first is a fifth of all, and large enough to pass with
-    one error, or with none if there are too few images. The threshold of a share is the next
-    smaller confidence: given it, those above are independent draws. Equal `confidences` (n,) are
-    answered together. That thresholds are drawn, too, breaks the promise no more often: simulated
-    in the tests.
+    Returns None if there is none. Increasing fractions of the n images are tested, each by the
+    exact binomial test, until one fails. This is a fixed sequence, of which every test has the full
+    level (Angelopoulos et al. 2021, https://arxiv.org/abs/2110.01052). The first fraction is at
+    least a fifth of all images. It is large enough to pass with one error, or with none if there
+    are too few images.
+
+    The threshold of a fraction is the next smaller confidence. Given this confidence, the larger
+    ones are independent draws. Equal `confidences` (n,) are answered together. The thresholds are
+    drawn, too, but this does not break the promise more often, as the tests check by simulation.
     """
     from scipy.special import bdtr
 
@@ -57,11 +65,11 @@ def choose(
 def threshold_of(
     checkpoint: Path, config: Config, max_error: float | None, option: str = "--max-error "
 ) -> tuple[float | None, str]:
-    """Return the threshold of the checkpoint of a run, with lines to print about it; None without `max_error`.
+    """Return the threshold of the checkpoint of a run, and lines to print about it.
 
-    It is chosen on the validation images, or on those of all folds of its setting. Raises
-    ConfigError, which names the `option`, if there is none, and for images in groups, which are not
-    independent.
+    The threshold is None without `max_error`. It is chosen on the validation images, or on those of
+    all folds of its setting. Raises ConfigError, which names the `option`, if there is no
+    threshold. Also raises it for images in groups, which are not independent.
     """
     if max_error is None:
         return None, ""
@@ -86,7 +94,8 @@ def threshold_of(
             Error(
                 "missing",
                 option,
-                f"needs calibrate=true and calibrated validation images in {display_path(checkpoint)}",
+                "needs calibrate=true and calibrated validation images in "
+                f"{display_path(checkpoint)}",
                 "use the best checkpoint of a classification trained to its end",
             )
         )
@@ -102,11 +111,11 @@ def threshold_of(
     names = {"val": "validation images", "test": "test images"}
     found = [(name, kept[split]) for split, name in names.items() if split in kept]
     parts = [(name, rows["confidences"].numpy(), rows["is_right"].numpy()) for name, rows in found]
-    # with the test images
+    # The images of all folds include the test images.
     if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
         rows, _, _, probabilities = tables.read([path])
         is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
-        # confidences that are the same in six digits are on one side of it
+        # This puts confidences that are the same in six digits on the same side of the threshold.
         parts = [(f"images in {display_path(path)}", probabilities.max(1) + 5e-7, is_right)]
     images, confidences, is_right = parts[0]
     threshold = choose(confidences, is_right, max_error)
@@ -131,7 +140,7 @@ def threshold_of(
     promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
     shares = [_share(threshold, *part) for part in parts]
-    # which did not choose the checkpoint
+    # The test images did not choose the checkpoint.
     checks = [f"{share}: the independent check" for share in shares[1:]]
     return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
 

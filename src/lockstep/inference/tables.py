@@ -1,4 +1,4 @@
-"""Files of the probabilities of all classes for images that have a class."""
+"""Files with the probabilities of all classes for images that have a class."""
 
 import csv
 import io
@@ -12,11 +12,14 @@ from lockstep.runs.files import MAX_UNPACKED_BYTES, read_bytes, uncell
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
-OF_FOLDS = "out_of_fold*.csv"  # next to the run folders of a sweep
+OF_FOLDS = "out_of_fold*.csv"  # These files are next to the run folders of a sweep.
 
 
 def of_folds(run: RunFolder) -> Path | None:
-    """Return the file of all folds of a setting that has the rows of a run, one of its trials; None without one."""
+    """Return the file of all folds of a setting that contains the rows of a run.
+
+    The run is one of the trials of the setting. Returns None without such a file.
+    """
     if not run.fold_rows.exists():
         return None
     *_, own = read_bytes(run.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
@@ -25,9 +28,10 @@ def of_folds(run: RunFolder) -> Path | None:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
-    """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`; ValueError for others.
+    """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`.
 
-    The last cell of a row is the fold of a sweep, or the split of a run.
+    The last cell of a row is the fold of a sweep, or the split of a run. Raises ValueError for
+    other files.
     """
     head, lines = list[str](), list[list[str]]()
     try:

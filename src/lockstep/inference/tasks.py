@@ -1,4 +1,7 @@
-"""What workers do for a command. Their modules import torch, which a command does not: each imports its own."""
+"""What workers do for a command.
+
+The modules of the tasks import torch, which a command does not. So each task imports its module.
+"""
 
 from lockstep.inference.options import (
     EmbedOptions,

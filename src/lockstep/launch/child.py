@@ -1,4 +1,7 @@
-"""A process that calls a function: with variables, cores and output of its own, as long as its parent lives."""
+"""A child process that calls a function, and lives no longer than its parent.
+
+It has its own variables, cores and output.
+"""
 
 import gc
 import os
@@ -30,9 +33,9 @@ def start(
 ) -> BaseProcess:
     """Start a process that calls `work`, which must be picklable, and exits with its code.
 
-    It prints where this process prints, or to the end of `log`, has its standard input if
-    `has_input`, for `breakpoint()`, and dies with it. Its stop signals are blocked until it
-    installs handlers.
+    It prints where this process prints, or to the end of `log`. If `has_input`, it has the standard
+    input of this process, for `breakpoint()`. It dies with this process. Its stop signals are
+    blocked until it installs handlers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -60,7 +63,7 @@ def _main(
     try:
         threading.Thread(target=_die_with_parent, daemon=True).start()
         processes.share_server()
-        close_files()  # a notebook keeps its umask
+        close_files()  # A notebook keeps its umask.
         _redirect(files, log)
         if cores:
             os.sched_setaffinity(0, cores)
@@ -75,7 +78,7 @@ def _main(
         run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # threads of a broken process group must not keep a failed worker alive
+        os._exit(code)  # Threads of a broken process group must not keep a failed worker alive.
 
 
 def _die_with_parent() -> None:
@@ -96,14 +99,17 @@ def _redirect(files: Mapping[int, Connection], log: Path | None) -> None:
     if 0 in files:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for number, name in enumerate(("stdout", "stderr"), 1):
-        if getattr(sys, name) is None:  # it was closed in the server
+        if getattr(sys, name) is None:  # It was closed in the server.
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
         getattr(sys, name).reconfigure(line_buffering=True)
     output.outlive()
 
 
 def _take_variables(environ: Mapping[str, str]) -> None:
-    """Set the variables of the parent, also where torch has read them in the server, and a new numpy seed."""
+    """Set the variables of the parent, and a new seed for NumPy.
+
+    The number of threads is also set if torch has already read it in the server.
+    """
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(environ)
@@ -111,6 +117,6 @@ def _take_variables(environ: Mapping[str, str]) -> None:
         import numpy as np
         import torch
 
-        np.random.seed()  # Python seeds its own generator in every fork
+        np.random.seed()  # Python seeds its own generator in every fork.
         if (threads := environ.get("OMP_NUM_THREADS")) and threads != before:
             torch.set_num_threads(int(threads))

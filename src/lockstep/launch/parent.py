@@ -1,8 +1,8 @@
-"""Starts the workers of a job on this machine, forwards signals to them and reports how they ended.
+"""Starts the workers of a job on this machine, forwards signals, and reports how they ended.
 
-It never imports torch, and changes no environment variable. The elastic agent of torch is not used:
-it kills the other workers when one exits with a nonzero code, so a stop (code 75) would kill ranks
-that still write.
+It never imports torch, and changes no environment variable. The elastic agent of torch is not used,
+because it kills the other workers when one exits with a nonzero code. A stop (code 75) would then
+kill ranks that still write.
 """
 
 import os
@@ -45,10 +45,10 @@ def run_workers(
     is_parallel: bool = True,
     log: Path | None = None,
 ) -> int:
-    """Do the job in `num_workers` processes of this machine. Returns their common exit code.
+    """Run the job in `num_workers` processes of this machine, and return their common exit code.
 
-    Without `is_parallel` one worker computes without a process group; under a debugger it is this
-    process. `signals` has the signals received before.
+    Without `is_parallel` one worker computes without a process group. Under a debugger that worker
+    is this process. `signals` has the signals that were received before.
     """
     signals = signals or SignalList()
     if not is_parallel and sys.gettrace() is not None:
@@ -67,8 +67,8 @@ def run_workers(
 class Workers:
     """The worker processes of a job. The caller must `kill` those that are left.
 
-    Rank 0 prints where this process prints, or to `log`, the others to rank<r>.log in the run
-    folder. When a rank fails the others are killed after a grace time, and the first failure is
+    Rank 0 prints where this process prints, or to `log`. The others print to rank<r>.log in the run
+    folder. When a rank fails, the others are killed after a grace time, and the first failure is
     reported.
     """
 
@@ -86,10 +86,15 @@ class Workers:
         self._processes: list[BaseProcess] = []
 
     def start(self, environ: Mapping[str, str]) -> None:
-        """Start all workers. Rank 0 inherits the socket on which it opens the store where the ranks meet."""
+        """Start all workers.
+
+        Rank 0 inherits the socket on which it opens the store that connects the ranks.
+        """
         try:
-            with block_signals(), socket.socket() as listener:  # signals wait until all are started
-                listener.bind(("127.0.0.1", 0))  # rank 0 listens later; the others retry until then
+            # Signals wait until all workers have started.
+            with block_signals(), socket.socket() as listener:
+                # Rank 0 listens later, and the others retry until then.
+                listener.bind(("127.0.0.1", 0))
                 for rank in range(self._num_workers):
                     variables = dict(environ)
                     log = self._job.folder.rank_log(rank) if rank else self._log
@@ -116,8 +121,11 @@ class Workers:
             self._job.folder.record_failure(f"{error}\n")
 
     def poll(self, timeout_s: float) -> int | None:
-        """Return the common exit code once all workers have ended; else wait at most `timeout_s` and return None."""
-        if not self._processes:  # the server died
+        """Return the common exit code when all workers have ended.
+
+        Otherwise wait at most `timeout_s` and return None.
+        """
+        if not self._processes:  # The server died.
             self._show_failure()
             return EXIT_FAILED
         alive = [process for process in self._processes if process.exitcode is None]
@@ -132,7 +140,7 @@ class Workers:
         return None
 
     def forward(self, numbers: Sequence[int]) -> None:
-        """Send the new ones of the signals to the workers; SIGQUIT for a second Ctrl-C."""
+        """Forward new signals to the workers, with SIGQUIT for a second Ctrl-C."""
         for number in list(numbers)[len(self._forwarded) :]:
             if number == LEAVE or (number == signal.SIGINT and signal.SIGINT in self._forwarded):
                 self._aborted_by = self._aborted_by or (
@@ -160,11 +168,14 @@ class Workers:
     def _send(self, number: int) -> None:
         for process in self._processes:
             if process.exitcode is None and process.pid is not None:
-                with suppress(ProcessLookupError):  # it has just ended
+                with suppress(ProcessLookupError):  # The process has just ended.
                     os.kill(process.pid, number)
 
     def _look_for_failure(self) -> None:
-        """Find the rank that failed first; one that died by a signal comes before those that failed because of it."""
+        """Find the rank that failed first.
+
+        A rank that died by a signal comes before those that failed because of it.
+        """
         ends = [(rank, process.exitcode) for rank, process in enumerate(self._processes)]
         failed = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
         if failed:
@@ -174,12 +185,16 @@ class Workers:
                 self._record_death(self._first_failed, code)
             elif code == UNKNOWN_END:
                 self._job.folder.record_failure(
-                    "The process that started the workers was killed (kill -9, or out of memory), or your code ended "
+                    "The process that started the workers was killed (kill -9, or out of memory), "
+                    "or your code ended "
                     f"one with exit code {code}: correct that, or use less memory\n"
                 )
 
     def _record_death(self, rank: int, code: int) -> None:
-        """Write the death of a rank to failure.txt, in place of the errors that it caused; print it if that fails."""
+        """Write the death of a rank to failure.txt, in place of the errors that it caused.
+
+        Print it if that fails.
+        """
         text = vitals.end_of(self._job.folder, rank, f"rank {rank} of {self._num_workers}", code)
         try:
             write_atomically(self._job.folder.failure, text)
@@ -216,7 +231,7 @@ class Workers:
             process.kill()
         for rank, process in enumerate(self._processes):
             process.join()
-            vitals.forget(self._job.folder, rank)  # a killed rank could not
+            vitals.forget(self._job.folder, rank)  # A killed rank could not remove its heartbeat.
 
 
 def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
@@ -228,6 +243,6 @@ def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": "lockstep",
         "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 opens the store
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # Rank 0 opens the store.
     }
     return {name: str(value) for name, value in variables.items()}

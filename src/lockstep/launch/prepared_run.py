@@ -26,9 +26,9 @@ LOCKED_EVERY_S = 0.5
 
 
 def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
-    """Do "train", "train-without-test" or "test" in a prepared run folder. Returns the exit code.
+    """Run "train", "train-without-test" or "test" in a prepared run folder.
 
-    A worker (`is_worker`) starts no other process for a run of one worker.
+    Returns the exit code. A worker (`is_worker`) starts no other process for a run of one worker.
     """
     folder = RunFolder(path.resolve())
     try:
@@ -38,7 +38,7 @@ def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
             return _test(folder, config, is_worker=is_worker)
         return _train(folder, config, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
-        with contextlib.suppress(OSError):  # it is printed in any case
+        with contextlib.suppress(OSError):  # The error is printed in any case.
             folder.record_failure(report(error))
             folder.update_status(state="failed", reason=str(error.errors[0]))
         print(report(error), end="", file=sys.stderr, flush=True)
@@ -46,19 +46,21 @@ def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
 
 
 def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool) -> int:
-    """Train from the last checkpoint, if any. Returns the exit code; 0 if the run has finished.
+    """Train from the last checkpoint, if any.
 
-    Waits while another process trains the run: a requeued job can overlap with the end of its
-    predecessor.
+    Returns the exit code, which is 0 if the run has finished. Waits while another process trains
+    the run, because a requeued job can overlap with the end of its predecessor.
     """
     if errors := resolve_workers(config).errors:
         raise ConfigError(*errors)
-    saved_run.progress(folder)  # raises for damaged files
+    saved_run.progress(folder)  # It raises an error for damaged files.
     if folder.is_locked():
         where = display_path(folder.path)
         print(f"{where} is being trained by another process: waiting for it to end", flush=True)
-    while folder.is_locked():  # every rank: one that waits in a collective would time out
-        if signal.sigpending() & set(STOP_SIGNALS):  # blocked until there is a run to stop
+    # Every rank waits here, because one that waits in a collective would time out.
+    while folder.is_locked():
+        # The signals are blocked until there is a run to stop.
+        if signal.sigpending() & set(STOP_SIGNALS):
             return EXIT_STOPPED
         time.sleep(LOCKED_EVERY_S)
     if folder.read_summary():
@@ -74,7 +76,7 @@ def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool
 
 @contextlib.contextmanager
 def _prepared_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
-    """Lock a prepared run, once no other process trains it."""
+    """Lock a prepared run when no other process trains it."""
     with contextlib.ExitStack() as lock:
         with runner.access_errors():
             runner.check_files(config)

@@ -33,9 +33,10 @@ def start(
     hydra: Any = None,
     stop_signals: SignalList | None = None,
 ) -> tuple[RunFolder, int]:
-    """Start a run in a new folder, or in the one at `path`. Returns the folder and the exit code.
+    """Start a run in a new folder, or in the one at `path`.
 
-    `hydra` is Hydra's configuration. `stop_signals` records the signals for the caller.
+    Returns the folder and the exit code. `hydra` is Hydra's configuration. `stop_signals` records
+    the signals for the caller.
     """
     resolved = build.settle_config(config)
     with (
@@ -54,7 +55,10 @@ def resume(
     hydra: Any = None,
     stop_signals: SignalList | None = None,
 ) -> tuple[RunFolder, int]:
-    """Resume a run in its folder, otherwise as `start`. Returns the folder and the exit code."""
+    """Resume a run in its folder, and otherwise do the same as `start`.
+
+    Returns the folder and the exit code.
+    """
     with (
         open_launch(config, folder, stop_signals=stop_signals) as launch,
         launch.share(resumed_run(folder, config)),
@@ -68,7 +72,10 @@ def resume(
 
 
 class Launch(NamedTuple):
-    """The processes of a training: those of an outer launcher, `world`, or workers of this one."""
+    """The processes of a training.
+
+    They are those of an outer launcher, `world`, or workers of this process.
+    """
 
     config: Config
     world: World | None
@@ -78,14 +85,14 @@ class Launch(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """True in one process: it alone writes and prints."""
+        """True in exactly one process, which alone writes and prints."""
         return self.world is None or self.world.rank == 0
 
     def share(
         self,
         run: contextlib.AbstractContextManager[RunFolder],
     ) -> contextlib.AbstractContextManager[RunFolder]:
-        """Return a context that only the first process enters; the others get its folder."""
+        """Return a context that only the first process enters. The others get its folder."""
         if self.world is None:
             return run
         from lockstep.assembly.process_group import shared_folder
@@ -106,15 +113,15 @@ def open_launch(
     is_worker: bool = False,
     stop_signals: SignalList | None = None,
 ) -> Iterator[Launch]:
-    """Let the processes of an outer launcher meet, and record the signals of this one.
+    """Connect the processes of an outer launcher, and record the signals of this process.
 
-    The processes of srun meet in `folder`, if it exists before. Raises ConfigError if one of their
-    machines lacks the network interface.
+    The processes of srun connect through `folder`, if it exists before. Raises ConfigError if one
+    of their machines lacks the network interface.
     """
     workers = resolve_workers(config)
     is_parallel = workers.world_size > 1 or config.strategy.name == "ddp"
     world = outer_world(os.environ) if is_parallel else None
-    if world is not None:  # a signal ends this process, which may wait for others
+    if world is not None:  # A signal ends this process, which may wait for others.
         worker.import_training()
         from lockstep.assembly.process_group import meet
 
@@ -129,8 +136,8 @@ def open_launch(
 def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iterator[RunFolder]:
     """Create, lock and write the folder of a new run.
 
-    A ConfigError, here or in the block, rejects the run: its files are removed, and
-    outputs/latest is that of before.
+    A ConfigError, here or in the block, rejects the run. Its files are then removed, and
+    outputs/latest is restored.
     """
     outputs = Path("outputs").resolve()
     latest = naming.latest(outputs)
@@ -165,7 +172,7 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
             folder.remove(kept=earlier_files)
             naming.link_again(outputs, folder.path, latest)
             if folder.path.is_relative_to(outputs):
-                with contextlib.suppress(OSError):  # another run of this day exists
+                with contextlib.suppress(OSError):  # Another run of this day exists.
                     folder.path.parent.rmdir()
             raise
 
@@ -174,7 +181,7 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
 def resumed_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
     """Lock a run and write its new configuration.
 
-    A ConfigError, here or in the block, restores what the run was before.
+    A ConfigError, here or in the block, restores the previous state of the run.
     """
     with contextlib.ExitStack() as stack:
         with access_errors():
@@ -189,15 +196,17 @@ def resumed_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
 
 
 def train(folder: RunFolder, launch: Launch, *, has_test: bool = True, hydra: Any = None) -> int:
-    """Train in a prepared folder. Returns the exit code.
+    """Train in a prepared folder, and return the exit code.
 
-    Raises ConfigError if the training did not begin; processes of an outer launcher print it.
+    Raises ConfigError if the training did not begin. Processes of an outer launcher print it
+    instead.
     """
-    if launch.config.data.folds is not None:  # for the end: the source may change during a training
+    # The end needs this module, and the source may change during a training.
+    if launch.config.data.folds is not None:
         import lockstep.trials.out_of_fold  # noqa: F401
     options = {"command": resume_command(folder.path), "has_test": has_test}
     job = Job(worker.train, folder, options, hydra)
-    if isinstance(launch.signals, SignalList):  # which this process forwards
+    if isinstance(launch.signals, SignalList):  # This process forwards such signals.
         if launch.is_parallel:
             workers = plural(launch.num_workers, "worker")
             launch.show(f"Starting {workers} for {display_path(folder.path)} ...")
@@ -217,7 +226,7 @@ def train(folder: RunFolder, launch: Launch, *, has_test: bool = True, hydra: An
 def refresh_folds(folder: RunFolder, launch: Launch, code: int) -> None:
     """Update the out-of-fold files of a sweep after one of its folds.
 
-    The run is unlocked: its state is that of its end.
+    The run is unlocked, so its state is final.
     """
     if launch.config.data.folds is not None and code == 0 and launch.is_first:
         from lockstep.trials import out_of_fold
@@ -241,7 +250,7 @@ def save(
     overrides: Sequence[str],
     weights: Path | None,
 ) -> None:
-    """Write the configuration, the module folders, the initial weights and the overrides of a run."""
+    """Write the configuration, the module folders, the initial weights and the overrides."""
     checkpoints.keep_initial(folder, weights)
     config_file.save(config, folder.config)
     project.record(folder)

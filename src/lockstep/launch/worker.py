@@ -28,9 +28,10 @@ from lockstep.system.libraries import lazy, silence_libraries
 from lockstep.system.redaction import redact
 from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals
 
-# of a training, by its state: a later signal does not change them
+# Exit codes of a training by its state. A later signal does not change them.
 ENDS = {"finished": 0, "stopped": EXIT_STOPPED, "pruned": EXIT_STOPPED}
-# of a run folder, the world, the signals of this process, and options; returns the exit code
+# A task takes a run folder, the world, the signals of this process, and options. It returns the
+# exit code.
 Task = Callable[..., int]
 
 
@@ -49,9 +50,10 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
 
 
 class Job(NamedTuple):
-    """A task on a run folder, with its plain options. Only its function imports torch, in the process that computes.
+    """A task on a run folder, with its plain options.
 
-    `hydra` is Hydra's configuration, None without one.
+    Only the function of the task imports torch, in the process that computes. `hydra` is Hydra's
+    configuration, or None without one.
     """
 
     task: Task
@@ -61,7 +63,7 @@ class Job(NamedTuple):
 
     @property
     def is_unsaved(self) -> bool:
-        """True if the task ends at the first signal: it has nothing more to save."""
+        """True if the task ends at the first signal, because it has nothing more to save."""
         return self.task not in (train, test)
 
 
@@ -77,7 +79,7 @@ def import_training() -> None:
 
 
 def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> int:
-    """Do the job in a worker; rank 0 opens the store on `listener`."""
+    """Run the job in a worker. Rank 0 opens the store on `listener`."""
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
         world = replace(world, listener=listener.detach())
@@ -85,7 +87,10 @@ def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> 
 
 
 def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
-    """Do the job in this process. Returns the exit code. `flag` has the signals received before."""
+    """Run the job in this process, and return the exit code.
+
+    `flag` has the signals that were received before.
+    """
     flag = flag or SignalFlag(ends=job.is_unsaved)
     with restore_signals():
         code = run_task(job, world, flag)
@@ -97,12 +102,15 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
 
 
 def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
-    """Run the task; write the traceback of a failure to failure.txt and the log of the rank. Returns the exit code."""
+    """Run the task, and return the exit code.
+
+    Writes the traceback of a failure to failure.txt and to the log of the rank.
+    """
     rank, world_size = (world.rank, world.world_size) if world else (0, 1)
     lost = ""
     try:
         flag.install()
-        # gloo aborts if foreign connections exhaust the open files
+        # Gloo aborts if foreign connections exhaust the open files.
         if world and sys.platform == "linux":
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -114,7 +122,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
             try:
                 return job.task(job.folder, world, flag, **job.options)
             except Exception as error:
-                # while this rank still has a heartbeat
+                # This is found while this rank still has a heartbeat.
                 lost = _missing_ranks(error, job.folder, world_size)
                 raise
     except Ended as ended:
@@ -122,8 +130,9 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     except ConfigError as error:
         job.folder.record_failure(report(error))
         return EXIT_CONFIG
-    except BaseException as error:  # process border: every error is recorded
-        if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1)
+    # This is the border of the process, where every error is recorded.
+    except BaseException as error:
+        if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1).
             return end_aborted(job, flag.aborted_by, has_record=rank == 0)
         text = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         try:
@@ -134,14 +143,17 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
             job.folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
             with open_to_append(job.folder.rank_log(rank)) as log:
                 log.write(text.encode(errors="backslashreplace"))
-        except OSError:  # `show_failure` reports it
+        except OSError:  # `show_failure` reports it.
             if not isinstance(error, Refused):
                 print(text, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
 
 def _missing_ranks(error: BaseException, folder: RunFolder, world_size: int) -> str:
-    """Describe the ranks that did not join; empty for other errors. If one failed first, wait for its record."""
+    """Describe the ranks that did not join. The text is empty for other errors.
+
+    If one of them failed first, wait for its record.
+    """
     if world_size == 1:
         return ""
     from lockstep.distributed.collectives import FailedElsewhere, is_lost_rank, is_missing_rank
@@ -164,7 +176,10 @@ def _prepare_libraries() -> None:
 
 
 def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
-    """Return the exit code of an aborted task; with `has_record` update the status of a training."""
+    """Return the exit code of an aborted task.
+
+    If `has_record`, update the status of a training.
+    """
     if job.task is not train:
         return EXIT_INTERRUPTED
     state = job.folder.read_status().get("state")
@@ -176,7 +191,10 @@ def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
 
 
 def refusal_errors(job: Job) -> list[Error]:
-    """Return the configuration errors because of which a training did not begin or resume; empty for other tasks."""
+    """Return the configuration errors because of which a training did not begin or resume.
+
+    The list is empty for other tasks.
+    """
     has_begun = job.folder.read_status().get("state", "starting") != "starting"
     if job.task is not train or has_begun or not job.folder.failure.exists():
         return []
@@ -185,7 +203,10 @@ def refusal_errors(job: Job) -> list[Error]:
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:
-    """Print the first failure of a job, by default to standard error, and update the status of a run."""
+    """Print the first failure of a job, and update the status of a run.
+
+    It is printed to standard error by default.
+    """
     failure = job.folder.failure.read_text("utf-8").rstrip() if job.folder.failure.exists() else ""
     text = failure or "a worker failed without an error message"
     try:

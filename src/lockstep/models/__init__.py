@@ -1,4 +1,7 @@
-"""Networks and their training, without data. These names are public and stay."""
+"""Define networks and their training, independent of data.
+
+The names exported here are public, and stay the same.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Calibrated probabilities: outputs of a trained network, corrected by what its validation images were."""
+"""Calibrate the outputs of a trained network on its validation images."""
 
 import math
 from collections import defaultdict
@@ -18,25 +18,27 @@ from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-# Images that are needed, of a label as many with it as without. In simulations of 100 (300 draws
-# each, 2026-11-27) new images of 2 to 100 classes became more likely in 90 % to 100 % of the draws
-# for logits 1.5 times too large, in 99 % for those twice too large (of labels 68 %, 92 %); with 50
-# in 77 % and 94 %. Calibrated logits lost 0.003 at the median
+# A calibration needs this many images. For a label, it needs as many with the label as without it.
+# It was simulated with 100 images of 2 to 100 classes (300 draws each, 2026-11-27). New images
+# became more likely in 90 % to 100 % of draws if logits were 1.5 times too large. If logits were
+# twice too large, they did in 99 %. For labels, these numbers are 68 % and 92 %. With 50 images,
+# they are 77 % and 94 %. Calibrated logits lost 0.003 at the median.
 MIN_IMAGES = 100
-# Wrong ones that are needed. In simulations of logits twice too small (2 classes, 98 % right, 100
-# and 180 images, 400 draws each, 2026-11-27) new images became more likely in 86 % of draws with
-# two; with one in 64 %, on average less
+# A calibration needs this many wrong images. Logits twice too small were simulated (2 classes, 98 %
+# right, 100 and 180 images, 400 draws each, 2026-11-27). New images became more likely in 86 % of
+# draws with two wrong images. With one, they did in 64 %, and became less likely on average.
 MIN_WRONG_IMAGES = 2
-# that are looked for; smaller ones would make two classes equally probable in float32
+# The slope is searched in this range. Smaller ones make two classes equally probable in float32.
 LOG_SLOPES = -10.0, 30.0
-ROWS = 4096  # that are in memory as float64 numbers
+ROWS = 4096  # rows that are in memory in float64
 
 
 class Calibration(nn.Module):
-    """From outputs (B, C) to those of calibrated predictions: `slope` times them, plus `offset`, (1,) or (C,) each.
+    """Maps outputs (B, C) of a network to those of calibrated predictions.
 
-    The slope is positive. One for all classes is 1 / temperature (Guo et al. 2017,
-    https://arxiv.org/abs/1706.04599); labels have their own (Platt 1999).
+    The result is `slope` times the outputs plus `offset`, each of shape (1,) or (C,). The slope is
+    positive. A single slope for all classes is 1 / temperature (Guo et al. 2017,
+    https://arxiv.org/abs/1706.04599). Each label has a slope of its own (Platt 1999).
     """
 
     slope: Tensor
@@ -55,25 +57,30 @@ class Calibration(nn.Module):
 
 
 def restore(module: Classifier, checkpoint: Mapping[str, Any]) -> None:
-    """Give a module the calibration that its checkpoint has, in the type of its weights; none if that has none."""
+    """Restore the calibration of a checkpoint, if it has one, in the dtype of the module."""
     if "calibration" in checkpoint:
         module.calibration = Calibration(checkpoint["calibration"]).to(module.mean)
 
 
 def has_probabilities(task: Task) -> bool:
-    """Return whether predictions are the softmax or the sigmoid of the outputs; of any loss, which may move them."""
+    """Return whether predictions are the softmax or the sigmoid of the outputs.
+
+    This does not depend on the loss, which may shift these probabilities.
+    """
     return type(task).predictions in (Classification.predictions, Multilabel.predictions)
 
 
 def fit(
     outputs: Tensor, targets: Tensor, names: Sequence[str], device: torch.device
 ) -> dict[str, Any]:
-    """Return the entry of a checkpoint: the least negative log-likelihood of outputs (n, C), of all ranks' shards.
+    """Return the checkpoint entry with the least negative log-likelihood of outputs (n, C).
 
-    Targets (n,) are classes, (n, C) labels called `names`. Classes are computed on `device`, in
-    float64. Otherwise the slope is 1, the offset 0, and the `note` has the reason: too few images,
-    or too few that are wrong (the slope could be infinite), no better than chance (it would not be
-    positive), or outputs that are not finite. Every rank must call it.
+    The outputs are those of the shards of all ranks, and every rank must call it. Targets are
+    classes (n,), or labels (n, C) called `names`. Classes are computed on `device`, in float64.
+
+    If no calibration is possible, the slope is 1, the offset 0, and `note` has the reason. There
+    may be too few images, or too few wrong ones, so that the slope could be infinite. Outputs may
+    be no better than chance, so that the slope would not be positive, or may not be finite.
     """
     count = sum(gather_objects(len(outputs)))
     if targets.dim() == 1:
@@ -96,11 +103,14 @@ def fit(
 def _fit_classes(
     outputs: Tensor, classes: Tensor, device: torch.device, count: int
 ) -> tuple[float, str]:
-    """Return the slope for all classes of `count` images, and the reason if that is 1."""
+    """Return one slope for all classes of `count` images, and the reason if it is 1."""
     from scipy.optimize import root_scalar
 
     def derivative(log_slope: float) -> float:
-        """Return that of the negative log-likelihood by the slope, which rises with it: the function is convex."""
+        """Return the derivative of the negative log-likelihood by the slope.
+
+        It increases with the slope, because the function is convex.
+        """
         total = torch.zeros(1, dtype=torch.float64, device=device)
         for values, own in zip(outputs.split(ROWS), classes.split(ROWS), strict=True):
             rows = values.to(device).double()
@@ -116,26 +126,28 @@ def _fit_classes(
     if least >= 0:
         return 1.0, "no better than chance on the validation images"
     num_wrong = sum(gather_objects(int((outputs.argmax(1) != classes).sum())))
-    if num_wrong < MIN_WRONG_IMAGES or most <= 0:  # equal outputs can be right or wrong
+    if num_wrong < MIN_WRONG_IMAGES or most <= 0:  # Equal outputs can be right or wrong.
         return (
             1.0,
-            f"{num_wrong} of {plural(count, 'validation image')} wrong, and {MIN_WRONG_IMAGES} are needed",
+            f"{num_wrong} of {plural(count, 'validation image')} wrong, "
+            f"and {MIN_WRONG_IMAGES} are needed",
         )
     return math.exp(root_scalar(derivative, bracket=LOG_SLOPES, xtol=1e-15).root), ""
 
 
 def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[float, float, str]:
-    """Return slope and offset of a label, of outputs and targets (n,), and the reason if they are 1 and 0.
+    """Return slope and offset of a label, and the reason if they are 1 and 0.
 
-    The optimum exists where outputs with the label and without it overlap (Albert and Anderson
-    1984).
+    Outputs and targets are (n,). The optimum exists if outputs with the label and without it
+    overlap (Albert and Anderson 1984).
     """
-    from sklearn.linear_model import LogisticRegression  # takes 1 s
+    from sklearn.linear_model import LogisticRegression  # The import takes 1 s.
 
     values, is_one = (
         np.concatenate(parts) for parts in zip(*gather_objects((values, is_one)), strict=True)
     )
-    order = np.lexsort((is_one, values))  # sums have the same bits on any number of workers
+    # Sorting makes sums the same bits for any number of workers.
+    order = np.lexsort((is_one, values))
     values, is_one = values[order], is_one[order]
     without, ones = values[~is_one], values[is_one]
     if min(len(without), len(ones)) < MIN_IMAGES:

@@ -1,4 +1,4 @@
-"""The LightningModule of an image classifier: loss and metrics of the global batch, from any split of it."""
+"""Train an image classifier with loss and metrics of the global batch, however it is split."""
 
 import copy
 import functools
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class ImageFormat(NamedTuple):
-    """Format of the images, saved in every checkpoint for prediction.
+    """The format of the images, saved in every checkpoint for prediction.
 
-    `is_float`: the source returned floats, which reach the network unchanged. Older checkpoints do
-    not have it.
+    If `is_float`, the source returned floats, which reach the network unchanged. Older checkpoints
+    do not have this field.
     """
 
     class_names: tuple[str, ...]
@@ -54,11 +54,11 @@ class ImageFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the weights are updated, in `total_steps` optimizer steps of `accumulate_grad_batches` micro-batches.
+    """The settings of an optimization with `total_steps` optimizer steps.
 
-    `optimizer` takes parameter groups, which `rules` make. The gradient is clipped to
-    `gradient_clip_norm`, if any. `seed` draws the dropout masks. Means are logged every
-    `log_every_n_steps` steps.
+    Each step has `accumulate_grad_batches` micro-batches. `optimizer` takes the parameter groups
+    that `rules` define. The gradient is clipped to `gradient_clip_norm`, if that is not None.
+    `seed` determines the dropout masks. Means are logged every `log_every_n_steps` steps.
     """
 
     optimizer: functools.partial[Optimizer]
@@ -73,12 +73,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Execution:
-    """How the network is computed.
+    """The way in which the network is computed.
 
-    `autocast` is its number format; None: that of its weights. In float16 the loss is scaled.
-    `compiler` makes what calls the network, from it, its dropouts and its layout. `grapher` makes
-    what replays training passes, from the module and its dropouts. None: eager calls. `shards`: the
-    virtual shards, each of which computes its own part.
+    `autocast` is the dtype of its computation, or None for the dtype of its weights. In float16,
+    the loss is scaled. `compiler` takes the network, its dropouts and its layout, and returns what
+    calls the network. `grapher` takes the module and its dropouts, and returns what replays
+    training passes. If these are None, calls are eager. `shards` are the virtual shards, each of
+    which computes its part of a batch.
     """
 
     layout: Layout
@@ -89,12 +90,12 @@ class Execution:
 
 
 class Classifier(L.LightningModule):
-    """Trains any network, from inputs (B, ...) to the outputs that the losses of its task take.
+    """Trains any network that maps inputs (B, ...) to the outputs that the losses of its task take.
 
-    `measured` are the metrics of an evaluation by name; each pass has copies. The network must
-    accept an empty batch: a rank's shard can be empty.
+    `measured` are the metrics of an evaluation by name, and each split has copies of them. The
+    network must accept an empty batch, because the shard of a rank can be empty.
 
-    The step uses Lightning's manual optimization: the automatic one has no global count of an
+    The step uses Lightning's manual optimization. The automatic one has no global count of an
     accumulated step, and costs another 0.3 ms (one CPU thread, 2026-11-21, benchmarks/step.py).
     """
 
@@ -127,7 +128,7 @@ class Classifier(L.LightningModule):
         self.layout = execution.layout
         self.net: nn.Module = net.to(memory_format=self.layout.memory_format)  # pyright: ignore[reportCallIssue]
         self.task = task
-        # from outputs to those of predictions: of a trained network
+        # A trained network can have a calibration, which maps its outputs to those of predictions.
         self.calibration: nn.Module = nn.Identity()
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
@@ -140,27 +141,30 @@ class Classifier(L.LightningModule):
         self.grapher = execution.grapher
         self._graphed: Graphed | None = None
         self.counts: EpochCounts = EpochCounts(task.scored)
-        # of this rank's samples of the global batch, if they have weights
+        # This is the sum over this rank's samples of the global batch, if they have weights.
         self._weight_sum: Tensor | None = None
         self.training_log = TrainingLog(self)
         self.virtual: VirtualParts[Classifier] | None = None
         if execution.shards is not None:
             self.virtual = VirtualParts(self, execution.shards, self._copy_for_shard)
-        # of all virtual shards, from a checkpoint
+        # These are the counts of all virtual shards from a checkpoint.
         self._loaded_counts: dict[str, Any] | None = None
         self._step: OptimizerStep | None = None
         self._guard: LossGuard | None = None
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return outputs (B, ...) in float32 or wider, for uint8 pixels (B, C, H, W) or floats (B, ...)."""
+        """Return outputs (B, ...) in float32 or wider.
+
+        The inputs are uint8 pixels (B, C, H, W), or floats (B, ...).
+        """
         values = inputs.to(self.mean.dtype)
         if not inputs.is_floating_point():
             values = values.sub_(self.mean).div_(self.std)
         if values.dim() == 4:
             values = values.contiguous(memory_format=self.layout.memory_format)
-        # only the network: autocast must not change the task
-        # autocast has one cache for all threads: a weight would be cast once or twice, by chance
+        # Only the network runs in autocast, because the task must not change. The cache of autocast
+        # is shared by all threads, so that a weight would be cast once or twice by chance.
         is_cached = self.virtual is None
         cast = self.autocast and torch.autocast(
             inputs.device.type, self.autocast, cache_enabled=is_cached
@@ -170,15 +174,21 @@ class Classifier(L.LightningModule):
         return outputs.float() if outputs.dtype == self.autocast else outputs
 
     def eager_mode(self) -> AbstractContextManager[None]:
-        """Compile nothing inside, and forget the batch sizes seen there."""
+        """Disable compilation inside the block, and forget the batch sizes used in it."""
         return nullcontext() if self._compiled is None else self._compiled.eager_mode()
 
     def _each(self, work: Callable[["Classifier"], T]) -> list[T]:
-        """Return `work` of this module, or of that of each virtual shard of this process, in its thread."""
+        """Return the results of `work` with this module.
+
+        With virtual shards, `work` is called with the module of each of them, in its thread.
+        """
         return [work(self)] if self.virtual is None else self.virtual.each(work)
 
     def _copy_for_shard(self) -> "Classifier":
-        """Return a copy with counts, gradients, buffers and metrics of its own; weights and the fit are shared."""
+        """Return a copy with counts, gradients, buffers and metrics of its own.
+
+        Weights and the state of the fit are shared.
+        """
         shared = (self.virtual, self.trainer, self._step, self._guard)
         known: dict[int, Any] = {id(each): each for each in shared}
         for parameter in self.parameters():
@@ -222,7 +232,10 @@ class Classifier(L.LightningModule):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Forward, backward and, after the last micro-batch of a global batch, the optimizer step."""
+        """Run forward and backward, and the optimizer step after the last micro-batch.
+
+        The last micro-batch is that of a global batch.
+        """
         assert self._step is not None
         assert self._guard is not None
         loss = self.scaled_loss(batch)
@@ -247,8 +260,8 @@ class Classifier(L.LightningModule):
         """Return the loss of one shard, and add it to the counts of the epoch.
 
         Its gradient, averaged over the ranks by DDP and summed over micro-batches, is that of the
-        global mean. Where samples have weights, it is still to be divided by their mean, which is
-        known after the last micro-batch.
+        global mean. If samples have weights, it must still be divided by their mean, which is known
+        after the last micro-batch.
         """
         self._groups.start_epoch(batch.shard.epoch)
         for dropout in self.dropouts:
@@ -270,7 +283,10 @@ class Classifier(L.LightningModule):
         return loss * (world_size() / batch.shard.group_size)
 
     def gradient_factor(self, num_samples: int) -> Tensor | None:
-        """Return 1 / the mean weight of a global batch; 0, which learns nothing, if all are 0; None without weights."""
+        """Return 1 / the mean weight of a global batch, or None without weights.
+
+        The factor is 0 if all weights are 0, so that nothing is learned.
+        """
         if self._weight_sum is None:
             return None
         total = self._each(Classifier._global_weight)[0]
@@ -283,30 +299,42 @@ class Classifier(L.LightningModule):
         return sum_over_ranks(weight_sum)
 
     def configure_callbacks(self) -> list[Callback]:
-        """End a batch before any callback can write a checkpoint there; the module's own hook would run after them."""
+        """End a batch before any callback can write a checkpoint.
+
+        The hook of the module itself would run after the callbacks.
+        """
         return [_BatchEnd()]
 
     def drop_graphs(self) -> None:
-        """Free the memory of CUDA graphs after a fit, and end their use of NCCL, which waits for them at its end."""
+        """Free the memory of CUDA graphs after a fit, and end their use of NCCL.
+
+        NCCL waits for them when it ends.
+        """
         self._graphed = None
         if self.virtual is not None:
             self.virtual.drop()
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The newest global value of each metric, by `<split>/<name>`."""
+        """Return the newest global value of each metric, by `<split>/<name>`."""
         return self.training_log.metrics
 
     @property
     def gradient_norm(self) -> Tensor | None:
-        """Gradient norm of the global mean loss in the last logging step, before clipping; equal on all ranks."""
+        """Return the gradient norm of the global mean loss in the last logging step.
+
+        It is the norm before clipping, and is equal on all ranks.
+        """
         return self._step.gradient_norm if self._step is not None else None
 
     def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
         return self._each(lambda module: module.counts.global_sums(is_end=is_end))[0]
 
     def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
-        """Call `use` with the values of a step once they are on the host and its loss is known to be finite."""
+        """Call `use` with the values of a step, once they are on the host.
+
+        It is called only after the loss of the step is known to be finite.
+        """
         assert self._guard is not None
         self._guard.defer(step, values, use)
 
@@ -317,7 +345,7 @@ class Classifier(L.LightningModule):
 
     @override
     def on_train_epoch_end(self) -> None:
-        """Log the means of the epoch, which are global already, for callbacks that monitor a metric."""
+        """Log the means of the epoch, which are global already, for callbacks that monitor them."""
         self.log_dict(
             {name: value for name, value in self.metrics.items() if name.startswith("train/")},
             logger=False,
@@ -325,12 +353,15 @@ class Classifier(L.LightningModule):
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's shard; return its outputs for callbacks, None for an empty shard."""
+        """Count this rank's shard, and return its outputs for callbacks.
+
+        Returns None for an empty shard.
+        """
         return self._evaluate("val", batch)
 
     @override
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Do the same for the test."""
+        """Count this rank's shard of the test, as `validation_step` does."""
         return self._evaluate("test", batch)
 
     @override
@@ -364,13 +395,16 @@ class Classifier(L.LightningModule):
     def _optimizer_and_schedule(self) -> tuple[Optimizer, LRScheduler]:
         make = self.recipe.optimizer
         optimizer = make(self._groups.optimizer_groups(make.keywords.get("weight_decay", 0.0)))
-        # not trainer.estimated_stepping_batches: it builds the loader before a resume has restored
-        # its position
+        # trainer.estimated_stepping_batches is not used, because it builds the loader before a
+        # resume has restored its position.
         return optimizer, self.recipe.scheduler.build(optimizer, self.recipe.total_steps)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the image format, the counts of an unfinished epoch and the loss scale. Every rank must call it."""
+        """Add the image format, the counts of an unfinished epoch and the loss scale.
+
+        Every rank must call it.
+        """
         self.wait()
         checkpoint["image_format"] = self.image_format._asdict()
         checkpoint["train_counts"] = self._each(lambda module: module.counts.state_dict())[0]
@@ -382,8 +416,9 @@ class Classifier(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load the counts of an unfinished epoch, and the schedule if it has the same length.
 
-        Momentum gets the layout of the weights, which may differ from that of the saved run: fused
-        updates go through memory in order, and would use the momentum of another weight.
+        The layout of the weights may differ from that of the saved run, and momentum gets the
+        layout of the weights. Fused updates go through memory in order, and would otherwise use the
+        momentum of another weight.
         """
         self.counts.load_state_dict(
             checkpoint["train_counts"], self.global_rank, self.trainer.world_size
@@ -428,7 +463,7 @@ class Classifier(L.LightningModule):
         return scores
 
     def _publish_scores(self, split: str, loader: Any) -> None:
-        """Publish loss and metrics of the whole split, as <split>/<name>."""
+        """Publish loss and metrics of the complete split, as <split>/<name>."""
         num_samples = loader.batch_sampler.num_epoch_samples
         scores = self._each(lambda module: module._scores(split).compute(split, num_samples))[0]
         self.training_log.metrics.update(scores)
@@ -437,16 +472,20 @@ class Classifier(L.LightningModule):
 
 
 class TrainingLog:
-    """Sends the global means of a training to the loggers; `metrics` has the newest value of each."""
+    """Sends the global means of a training to the loggers.
+
+    `metrics` has the newest value of each metric.
+    """
 
     def __init__(self, module: Classifier) -> None:
         self._module = module
         self.metrics: dict[str, float] = {}
 
     def end_batch(self, batch_idx: int) -> None:
-        """Log the means over all samples since the last logging step; after the last batch, those of the epoch.
+        """Log the means over all samples since the last logging step.
 
-        On a GPU the values of a step reach the host, and so the loggers, some steps later.
+        After the last batch, the means of the epoch are logged. On a GPU, the values of a step
+        reach the host, and so the loggers, some steps later.
         """
         module, recipe = self._module, self._module.recipe
         is_last_batch = module.trainer.is_last_batch
@@ -467,7 +506,8 @@ class TrainingLog:
         if is_last_batch:
             module.wait()
             for name in [name for name in self.metrics if name.startswith("val/")]:
-                del self.metrics[name]  # of an earlier epoch; this one may have no validation
+                # The value is that of an earlier epoch, and this one may have no validation.
+                del self.metrics[name]
             means = {
                 f"train/{name}": value
                 for name, value in module.counts.means(epoch.tolist()).items()
@@ -476,7 +516,7 @@ class TrainingLog:
             self.send(means)
 
     def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
-        """Log the sums since the last logging step, as means, and the norm of the gradient of this one."""
+        """Log the means since the last logging step, and the gradient norm of this step."""
         *sums, gradient_norm = values
         means = {
             f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()

@@ -1,4 +1,7 @@
-"""The sums of an epoch behind its training means, continued after a stop by any number of ranks."""
+"""Count the sums of an epoch behind its training means.
+
+After a stop, any number of ranks can continue them.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +16,8 @@ from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 class EpochCounts:
     """Sums of losses, weights, samples and scores of this epoch on this rank, in float64.
 
-    `scored` are the names of the scores. No buffers: DDP would give every rank those of rank 0.
+    `scored` has the names of the scores. The sums are not buffers, because DDP would broadcast
+    those of rank 0 to every rank.
     """
 
     def __init__(self, scored: Sequence[str]) -> None:
@@ -27,7 +31,10 @@ class EpochCounts:
     def add(
         self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int
     ) -> None:
-        """Add a shard: the sum of its losses, weights (B,) where samples have them, and of each score (B,)."""
+        """Add the sums of losses, weights and scores of a shard.
+
+        Weights are (B,), or None if samples have none. Each score is (B,).
+        """
         loss_sum, weight_sum, sample_count, *score_sums = self.own
         loss_sum += loss
         weight_sum += num_samples if weights is None else weights.sum()
@@ -36,9 +43,9 @@ class EpochCounts:
             score_sum += score.sum()
 
     def global_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """Return the sums since the last call and those of the epoch, which `is_end` resets, on the device.
+        """Return the sums since the last call and the sums of the epoch, on the device.
 
-        Every rank must call it.
+        `is_end` resets the sums of the epoch. Every rank must call it.
         """
         counts = sum_over_ranks(self.own)
         since = counts - self._logged
@@ -53,7 +60,10 @@ class EpochCounts:
         return {"counts": gather_objects(self.own.tolist()), "logged_counts": self._logged.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
-        """Load the sums of this rank; of another number of ranks, their sums into rank 0."""
+        """Load the sums of this rank.
+
+        If the number of ranks has changed, the total is loaded into rank 0.
+        """
         rows = torch.tensor(state["counts"], dtype=torch.float64)
         if len(rows) == world_size:
             self.own = rows[rank].clone()

@@ -1,4 +1,7 @@
-"""A last layer that computes in float32 inside autocast: 8 bits round a number of 70 to a multiple of 1/2."""
+"""Compute the last layer of a network in float32 inside autocast.
+
+The 8 significant bits of bfloat16 would round a number of 70 to a multiple of 1/2.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -8,18 +11,22 @@ from lockstep.models.origin import attach_ends
 
 
 class Float32(nn.Module):
-    """A layer that autocast does not change."""
+    """A layer that ignores autocast and computes in float32."""
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(x.device.type):  # an export traces only the layer
+        # An export traces only the layer.
+        if not torch.is_autocast_enabled(x.device.type):
             return super().forward(x)
         with torch.autocast(x.device.type, enabled=False):
             return super().forward(x.float())
 
 
 def widen_head(net: nn.Module, num_outputs: int) -> None:
-    """Let the layers that return the outputs compute in float32, if they are known; see `Origin.head`."""
+    """Let the layers that return the outputs compute in float32, if they are known.
+
+    They are those of `Origin.head`.
+    """
     for name in attach_ends(net, num_outputs).head:
         layer = net.get_submodule(name)
         layer.__class__ = type(type(layer).__name__, (Float32, type(layer)), {})

@@ -1,4 +1,4 @@
-"""The features that the head of a network takes, and networks that take them in place of images."""
+"""Freeze networks below their head, and let them take features in place of images."""
 
 import threading
 from collections.abc import Iterator
@@ -11,7 +11,10 @@ from lockstep.system.internals import BatchNorm
 
 
 class TakesFeatures(nn.Module):
-    """A network that is frozen below its last layer, `head`, and takes images (B, C, H, W) or features (B, D) of it."""
+    """A network that is frozen below its last layer, and takes images or features.
+
+    Images are (B, C, H, W). Features (B, D) are the inputs of the layer `head`.
+    """
 
     feature_head: str
 
@@ -21,7 +24,10 @@ class TakesFeatures(nn.Module):
 
 
 def freeze_below(net: nn.Module, head: tuple[str, ...]) -> None:
-    """Freeze all layers but `head`, in evaluation mode: statistics stay, and no dropout draws."""
+    """Freeze all layers but `head` in evaluation mode.
+
+    Statistics stay the same, and no dropout is applied.
+    """
     net.eval()
     net.requires_grad_(False)
     for name in head:
@@ -29,25 +35,35 @@ def freeze_below(net: nn.Module, head: tuple[str, ...]) -> None:
 
 
 def freeze_norms(net: nn.Module) -> None:
-    """Freeze the batch norms of a network, in evaluation mode: they normalize by their running statistics."""
+    """Freeze the batch norms of a network in evaluation mode.
+
+    They normalize by their running statistics.
+    """
     for layer in net.modules():
         if isinstance(layer, BatchNorm):
             layer.eval().requires_grad_(False)
 
 
 def take_features(net: nn.Module, head: tuple[str, ...]) -> None:
-    """Let a frozen network take features, too. Raises ValueError unless `head` is one linear layer with a bias."""
+    """Let a frozen network take features, too.
+
+    Raises ValueError unless `head` is one linear layer with a bias.
+    """
     layer = net.get_submodule(head[0]) if head else net
     if len(head) != 1 or not isinstance(layer, nn.Linear) or layer.bias is None:
         raise ValueError(
-            "model.head_only=true needs a linear last layer with a bias: use model.head_only=each_epoch"
+            "model.head_only=true needs a linear last layer with a bias: "
+            "use model.head_only=each_epoch"
         )
     net.__class__ = type(type(net).__name__, (TakesFeatures, type(net)), {"feature_head": head[0]})
 
 
 @contextmanager
 def head_inputs(net: nn.Module, head: str) -> Iterator[list[Tensor]]:
-    """Collect what the layer `head` takes, (B, ...) in each call of the network by this thread."""
+    """Collect the inputs (B, ...) of the layer `head`.
+
+    There is one for each call of the network by this thread.
+    """
     found: list[Tensor] = []
     thread = threading.get_ident()
 

@@ -1,9 +1,10 @@
-"""The forward and the backward pass of a training step as two CUDA graphs, in place of hundreds of launches.
+"""Replay the forward and backward passes of a training step as two CUDA graphs.
 
-A GPU that computes a step faster than the host launches its kernels waits for the host. A graph
-replays the kernels of one pass with one launch. It also repeats their addresses and sizes, and the
-branches and numbers of the Python that launched them: what may differ between two passes is in the
-key of a graph. Loss, guard, exchange of gradients, clipping and update stay eager.
+If a GPU computes a step faster than the host launches its kernels, it waits for the host. A graph
+replays the kernels of one pass with a single launch. It also repeats their addresses and sizes, and
+the branches and numbers of the Python code that launched them. Everything that may differ between
+two passes is therefore part of the key of a graph. Loss, loss guard, all-reduce of gradients,
+clipping and update stay eager.
 """
 
 import contextlib
@@ -23,30 +24,35 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import ExactDropout
 from lockstep.system import internals
 
-# passes of a key before its capture: in them libraries choose algorithms and allocate
+# Before its capture, a key has so many eager passes, in which libraries choose algorithms and
+# allocate memory.
 NUM_EAGER = 2
 MAX_KEYS = 4
-TOLERANCE = 2**-7  # relative, for kernels that are not deterministic: two roundings of bfloat16
+# Kernels that are not deterministic may differ by two roundings of bfloat16, relatively.
+TOLERANCE = 2**-7
 
 
 class Graphs(NamedTuple):
-    """The graphs of one key, the memory that they read and write, and the generators of all draws of their dropouts."""
+    """The graphs of one key, with the memory that they read and write.
+
+    `sources` has the generators of all draws of their dropouts.
+    """
 
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph
     inputs: Tensor
     outputs: Tensor
     output_gradient: Tensor
-    gradients: tuple[Tensor | None, ...]  # of the trained parameters; None: not used
+    gradients: tuple[Tensor | None, ...]  # of the trained parameters; None if unused
     sources: list[tuple[ExactDropout, tuple[int, int], torch.Generator]]
     addresses: list[int]  # of all parameters
 
 
 class GraphedModule:
-    """Calls `module` on the inputs of training shards: from the third shard of a key on by CUDA graphs.
+    """Calls `module` on the inputs of training shards, by CUDA graphs from the third of a key on.
 
-    Graphs are first compared with an eager pass of the same shard. Where that fails, on any rank,
-    rank 0 prints the reason, and all passes of all ranks are eager. `accumulates`: gradients of
+    Graphs are first compared with an eager pass of the same shard. If that fails on any rank, rank
+    0 prints the reason, and all passes of all ranks are eager. With `accumulates`, the gradients of
     several shards are added up.
     """
 
@@ -64,11 +70,11 @@ class GraphedModule:
     def __call__(self, inputs: Tensor, shard: Shard) -> Tensor:
         graphs = self._graphs_of(inputs, shard) if self._is_on else None
         for dropout in self._dropouts:
-            dropout.shard = shard  # again: a capture or comparison has used them
+            dropout.shard = shard  # A capture or comparison may have changed it.
         return self._module(inputs) if graphs is None else self._replay(graphs, inputs, shard)
 
     def _start(self, state: Any) -> None:
-        """Forget all graphs: they repeat another state of the module."""
+        """Forget all graphs, because they repeat another state of the module."""
         self._state = state
         self._trained = {
             name: value for name, value in self._parameters.items() if value.requires_grad
@@ -90,13 +96,13 @@ class GraphedModule:
             if any(dropout.p for dropout in self._dropouts)
             else None
         )
-        # its `size`: all ranks count the same keys
+        # The key has the `size` of the shard, so that all ranks count the same keys.
         key = (inputs.shape, inputs.dtype, shard.size, cut)
         graphs = self._graphs.get(key)
         if graphs is not None and (
             graphs.addresses != self._addresses() or internals.has_hooks(self._layers)
         ):
-            # perhaps of this rank alone, with which the others would not capture again
+            # This may concern this rank alone, and the others would not capture again with it.
             if is_distributed():
                 raise RuntimeError(
                     "Hooks or parameters of the network were replaced: use trainer.graph=false."
@@ -112,9 +118,12 @@ class GraphedModule:
         return [parameter.data_ptr() for parameter in self._parameters.values()]
 
     def _try_capture(self, inputs: Tensor, shard: Shard) -> Graphs | None:
-        """Return graphs for shards like this one; None if they stay eager. Every rank must call it in the same step."""
-        # a batch norm waits for the device where a shard has one sample; an empty shard has nothing
-        # to capture
+        """Return graphs for shards like this one, or None if these stay eager.
+
+        Every rank must call it in the same step.
+        """
+        # A batch norm waits for the device if a shard has one sample. An empty shard has nothing to
+        # capture.
         if min(gather_objects(len(inputs))) < 2:
             return None
         made: list[Graphs] = []
@@ -126,14 +135,14 @@ class GraphedModule:
         return made[0] if is_equal else None
 
     def _all_agree(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
-        """Return whether `work` returns no problem on any rank. If not, stay eager.
+        """Return whether `work` returns no problem on any rank. If it does, stay eager.
 
-        An error is a problem, but ends a run whose batch norms exchange statistics in it: other
-        ranks wait for them.
+        An exception is a problem, too. With `exchanges`, the batch norms in `work` run collectives,
+        and an exception ends the run, because other ranks wait in them.
         """
         try:
             problem = work()
-        except Exception as error:  # of CUDA, or of a custom network
+        except Exception as error:  # CUDA or a custom network can raise any exception.
             if exchanges:
                 raise
             problem = str(error).partition("\n")[0] or type(error).__name__
@@ -166,8 +175,8 @@ class GraphedModule:
             for each in self._dropouts
         ]
         static = inputs.clone()
-        # the parameters themselves accumulate gradients on the stream of the training, which
-        # nothing captures
+        # The parameters themselves accumulate gradients on the stream of the training, which is not
+        # captured.
         aliases = {name: value.detach().requires_grad_() for name, value in self._trained.items()}
         buffers = dict(self._module.named_buffers())
         used = {**aliases, **buffers}
@@ -189,9 +198,10 @@ class GraphedModule:
                 f"the network replaces its buffer {replaced[0]}: let it change the buffer in place"
             )
         left, _ = torch.cuda.mem_get_info()
-        if left < free - left:  # eager passes, of other shards, need as much again
+        if left < free - left:  # Eager passes of other shards need as much memory again.
             raise RuntimeError(
-                f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, {left / 2**30:.1f} are left"
+                f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, "
+                f"{left / 2**30:.1f} are left"
             )
         sources = [
             (dropout, *drawn)
@@ -214,14 +224,17 @@ class GraphedModule:
         for dropout, draw, source in graphs.sources:
             source.manual_seed(dropout.seed(shard, *draw))
         trained = zip(self._trained.values(), graphs.gradients, strict=True)
-        # DDP makes zeros of None
+        # DDP would replace None by zeros.
         used = (parameter for parameter, gradient in trained if gradient is not None)
         outputs = _Replay.apply(graphs, self._accumulates, inputs, *used)
         assert isinstance(outputs, Tensor)
         return outputs
 
     def _difference(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> str | None:
-        """Return how an eager pass of a shard, on copies of the buffers, differs from what the graphs compute."""
+        """Return how an eager pass of a shard differs from what the graphs compute.
+
+        The eager pass uses copies of the buffers.
+        """
         buffers = dict(self._module.named_buffers())
         before, moved = ({name: value.clone() for name, value in buffers.items()} for _ in range(2))
 
@@ -253,12 +266,15 @@ class _Replay(torch.autograd.Function):
         ctx.graphs, ctx.accumulates = graphs, accumulates
         graphs.inputs.copy_(inputs)
         graphs.forward.replay()
-        return graphs.outputs.clone()  # a task may keep it
+        return graphs.outputs.clone()  # A task may store it.
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the gradients. Parameters take over this memory, so those of several shards are copied."""
+        """Return the gradients.
+
+        Parameters take over their memory, so that the gradients of several shards are copied.
+        """
         graphs: Graphs = ctx.graphs
         graphs.output_gradient.copy_(grad_outputs[0])
         graphs.backward.replay()
@@ -274,22 +290,22 @@ class _Replay(torch.autograd.Function):
 def _gradients(
     outputs: Tensor, down: Tensor, parameters: Iterable[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return what `down`, the gradient of the outputs, is for the parameters; None for those that are not used.
+    """Return the gradients of the parameters for `down`, the gradient of the outputs.
 
-    As the gradient of a number: for a given gradient torch imports its compiler, in up to two
-    seconds.
+    They are None for parameters that are not used. The gradient of a number is computed, because
+    for a given gradient torch imports its compiler, which takes up to two seconds.
     """
     return torch.autograd.grad((outputs * down).sum(), [*parameters], allow_unused=True)
 
 
 @contextlib.contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture the block on the current stream; other threads may use the device in the meantime."""
+    """Capture the block on the current stream, while other threads may use the device."""
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # of what was refused
+        with contextlib.suppress(RuntimeError):  # It is raised for what the capture refused.
             graph.capture_end()
         internals.end_allocations(pool)
         raise
@@ -297,7 +313,10 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 def _is_close(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> bool:
-    """Return whether tensors are equal; floats together as close as kernels are that need not be deterministic."""
+    """Return whether tensors are equal, or close enough if they are floats.
+
+    All floats together may differ as much as those of kernels that are not deterministic.
+    """
     gap = size = 0.0
     for one, other in zip(found, expected, strict=True):
         if one is None or other is None:

@@ -1,8 +1,10 @@
-"""Memory layout of images and weights: channels_last (NHWC), or contiguous (NCHW) where oneDNN fails in the former.
+"""Choose the memory layout of images and weights.
 
-oneDNN writes past a buffer when it computes the weight gradient of a strided 1x1 convolution in
-channels_last that has fewer input channels than a vector register has float32 numbers. The process
-dies, or with several threads the gradient is silently wrong. docs/hardware.md has the reproduction.
+The layout is channels_last (NHWC), or contiguous (NCHW) if oneDNN fails in channels_last. In this
+layout, oneDNN can write past a buffer when it computes the weight gradient of a strided 1x1
+convolution. It does if there are fewer input channels than float32 numbers in a vector register.
+The process dies, or with several threads the gradient is silently wrong. docs/platforms.md has the
+reproduction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +17,15 @@ from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
 from lockstep.models.passes import Layout
 
-# float32 numbers in a vector register: the channels that the kernel writes
+# The kernel writes as many channels as a vector register has float32 numbers.
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
 
 
 def choose_layout(memory_format: str, faulty: str | None) -> Layout:
-    """Return the layout for `trainer.memory_format`; `faulty` names a convolution that rules out channels_last."""
+    """Return the layout for `trainer.memory_format`.
+
+    `faulty` names a convolution that rules out channels_last, if there is one.
+    """
     if memory_format != "auto":
         return Layout(
             torch.channels_last if memory_format == "channels_last" else torch.contiguous_format,
@@ -35,10 +40,10 @@ def choose_layout(memory_format: str, faulty: str | None) -> Layout:
 
 
 def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str | None:
-    """Return the name of the first convolution whose gradient oneDNN gets wrong in channels_last, or None.
+    """Return the first convolution whose gradient oneDNN gets wrong in channels_last, or None.
 
-    `num_written` is AVX2_NUMBERS or AVX512_NUMBERS. Modules are checked, calls of functions are
-    not.
+    `num_written` is AVX2_NUMBERS or AVX512_NUMBERS. Only modules are checked, and not calls of
+    functions.
     """
     affected = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
     layers = net.named_modules() if precision in affected else ()
@@ -48,19 +53,21 @@ def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str 
 def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     if not isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
         return False
-    # the gradient of a transposed convolution is that of the convolution from its output to its
-    # input
+    # The gradient of a transposed convolution is that of the convolution from its output to its
+    # input.
     num_channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.out_channels
     is_narrow_projection = (
         layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
     )
-    return is_narrow_projection and layer.groups == 1  # with groups oneDNN chooses another kernel
+    # With groups, oneDNN chooses another kernel.
+    return is_narrow_projection and layer.groups == 1
 
 
 class CompiledNetwork:
-    """Calls a network compiled in its layout, without those of its `dropouts` that draw, and without collectives.
+    """Calls a network that is compiled in its layout.
 
-    Empty and ragged batches run eagerly: each size would be compiled.
+    Dropouts that draw and collectives are not compiled. Empty and ragged batches run eagerly,
+    because each size would be compiled.
     """
 
     def __init__(self, net: nn.Module, dropouts: Sequence[ExactDropout], layout: Layout) -> None:
@@ -68,9 +75,9 @@ class CompiledNetwork:
         self._sizes: dict[bool, int] = {}
         collectives.keep_out_of_graphs()
         for dropout in dropouts:
-            if dropout.p:  # its shard changes in every step, and each would be compiled
+            if dropout.p:  # Its shard changes in every step, and each would be compiled.
                 dropout.forward = torch.compiler.disable(dropout.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        # by default the compiler computes every convolution of a CPU in channels_last
+        # By default, the compiler computes every convolution of a CPU in channels_last.
         is_kept = layout.memory_format == torch.channels_last
         net.compile(dynamic=False, options=None if is_kept else {"layout_optimization": False})
 
@@ -83,7 +90,7 @@ class CompiledNetwork:
 
     @contextmanager
     def eager_mode(self) -> Iterator[None]:
-        """Compile nothing inside, and forget the batch sizes seen there."""
+        """Disable compilation inside the block, and forget the batch sizes used in it."""
         with torch.compiler.set_stance("force_eager"):
             yield
         self._sizes.clear()

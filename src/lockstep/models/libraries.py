@@ -1,4 +1,4 @@
-"""Networks of torchvision and timm, adapted to the images and classes of a run, with or without their weights."""
+"""Make networks of torchvision and timm for the images and classes of a run."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,9 @@ from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
 from lockstep.system.kinds import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
 
-# mean and standard deviation of its channels
+# These are the mean and standard deviation of the channels of ImageNet.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-AUXILIARY = ("googlenet", "inception_v3")  # have several outputs in training
+AUXILIARY = ("googlenet", "inception_v3")  # These have several outputs in training.
 
 
 def torchvision(
@@ -32,16 +32,18 @@ def torchvision(
 ) -> nn.Module:
     """Make a classification network of torchvision.models by its name.
 
-    `pretrained`: start with torchvision's weights, or those of a file. `head_only` freezes all but
-    the last layer; with true the network also takes the features (B, D) of that layer. `dropout`
-    and `drop_path` (stochastic depth) are the network's defaults if None. Raises the library's
-    TypeError for one that the network does not take.
+    With `pretrained`, it starts with torchvision's weights, or with those of a file. `head_only`
+    freezes all but the last layer. If it is true, the network also takes the features (B, D) of
+    that layer. `dropout` and `drop_path` (stochastic depth) are the network's defaults if None.
+    Raises the library's TypeError for one that the network does not take, and ValueError for a
+    network with auxiliary outputs or without the requested weights.
     """
     from torchvision import models
 
     if name in AUXILIARY:
         raise ValueError(
-            f"model.name={name} has auxiliary outputs, which are not trained here: choose another network"
+            f"model.name={name} has auxiliary outputs, which are not trained here: "
+            "choose another network"
         )
     dropout_name = "drop_rate" if name.startswith("densenet") else "dropout"
     rates = _drop_none({dropout_name: dropout, "stochastic_depth_prob": drop_path})
@@ -57,7 +59,8 @@ def torchvision(
     known: Any = models.get_model_weights(name)
     if pretrained is True and not len(known):
         raise ValueError(
-            f"model.pretrained=true: torchvision has no weights of {name}: use model.pretrained=false"
+            f"model.pretrained=true: torchvision has no weights of {name}: "
+            "use model.pretrained=false"
         )
     preset = known.DEFAULT.transforms() if len(known) else None
     size = preset.crop_size[0] if preset is not None else None
@@ -70,7 +73,7 @@ def torchvision(
     )
 
     def download() -> State:
-        # with the names of today
+        # The names in the state_dict are those of the installed version.
         return models.get_model(name, weights="DEFAULT", progress=False).state_dict()
 
     net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
@@ -88,9 +91,9 @@ def timm(
     dropout: Dropout,
     drop_path: DropPath,
 ) -> nn.Module:
-    """Make a network of timm by its name, as `resnet18` or `resnet18.a1_in1k`; the rest is as in `torchvision`.
+    """Make a network of timm by its name, such as `resnet18` or `resnet18.a1_in1k`.
 
-    Needs the package timm.
+    The other parameters are those of `torchvision`. The package timm must be installed.
     """
     import timm as library
 
@@ -120,16 +123,16 @@ def timm(
 
 
 def pretrained_view(target: str, name: str) -> dict[str, Any]:
-    """Return `crop_percent` and `interpolation` of the images for which a library has made its weights.
+    """Return `crop_percent` and `interpolation` of the images that a library trained on.
 
-    They are empty for a network without weights. Raises the library's RuntimeError or ValueError
-    for an unknown name.
+    The result is empty for a network without weights. Raises the library's RuntimeError or
+    ValueError for an unknown name.
     """
     if target.endswith(".timm"):
         import timm as library
 
         settings: Any = library.get_pretrained_cfg(name, allow_unregistered=False)
-        # above 1 (volo_d4_448), timm pads the image, by black
+        # If it is above 1 (volo_d4_448), timm pads the image with black.
         return {
             "crop_percent": min(1.0, settings.crop_pct),
             "interpolation": settings.interpolation,
@@ -147,18 +150,19 @@ def pretrained_view(target: str, name: str) -> dict[str, Any]:
 
 
 class _TakesEmpty(nn.Module):
-    """Accepts an empty batch in a network without batch norm: transformers of timm reshape by -1, and fail on one.
+    """Accepts an empty batch in a network without batch norm.
 
-    It computes one zero image, and cuts its output away; the graph stays, so that gradients are
-    zeros, not missing.
+    Transformers of timm reshape by -1, and fail on an empty batch. Instead, one zero image is
+    computed, and its output is removed. The autograd graph stays, so that gradients are zeros and
+    not missing.
     """
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[0]:  # len(x) would be a constant of an exported network
+        if x.shape[0]:  # In an exported network, len(x) would be a constant.
             return super().forward(x)
         modes = {layer: layer.training for layer in self.modules()}
-        self.eval()  # a dropout has no shard for this image
+        self.eval()  # A dropout has no shard for this image.
         try:
             return super().forward(x.new_zeros(1, *x.shape[1:]))[:0]
         finally:
@@ -175,7 +179,10 @@ def _name_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, ...]:
-    """Return a mean or standard deviation for other channels: the mean of all for one, else repeated."""
+    """Return a mean or standard deviation for other channels.
+
+    For one channel, it is the mean of all values. Otherwise, the values are repeated.
+    """
     if num_channels == 1:
         return (sum(values) / len(values),)
     return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
@@ -202,11 +209,11 @@ def _attach_weights(
     download: Callable[[], State],
     convert: Callable[[State], State],
 ) -> nn.Module:
-    """Attach its origin to a network.
+    """Attach its pretrained metadata to a network.
 
-    With pretrained weights a new linear head starts at zero. Its library may have drawn it for its
-    own number of classes: that of an EfficientNet begins a training on 5 classes at a loss of 5,
-    which ruins the other weights.
+    With pretrained weights, a new linear head starts at zero. Its library may have drawn it for
+    another number of classes. The head of an EfficientNet begins a training on 5 classes at a loss
+    of 5, which ruins the other weights.
     """
     for name in origin.head if pretrained else ():
         layer = net.get_submodule(name)

@@ -1,4 +1,4 @@
-"""The factor of the loss that keeps gradients within the range of float16."""
+"""Scale the loss, so that gradients stay within the range of float16."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from torch.optim import Optimizer
 
 
 class LossScale:
-    """One factor for all ranks, chosen by torch's GradScaler with its defaults.
+    """A scale for all ranks, which torch's GradScaler chooses with its defaults.
 
-    It starts at 2**16, is halved by an overflow, and doubled after 2,000 steps in a row without
-    one. An overflow makes a gradient infinite or NaN on every rank once they are exchanged, so all
-    ranks find it and skip the same update. Nothing here waits for the device: `num_skipped` and
-    `value` are what the loss guard has read there.
+    It starts at 2**16, is halved by an overflow, and is doubled after 2,000 steps in a row without
+    one. After the all-reduce, an overflow makes a gradient infinite or NaN on every rank, so that
+    all ranks find it and skip the same update. Nothing here waits for the device. `num_skipped` and
+    `value` are the values that the loss guard has read from it.
     """
 
     def __init__(self) -> None:
-        # torch disables it for a kind of device that is not there
+        # torch disables the scaler for a device type that is not available.
         self._scaler = torch.amp.GradScaler("cuda" if torch.cuda.is_available() else "cpu")
         self.num_skipped = 0
         self.value = self._scaler.get_scale()
 
     def to(self, device: torch.device) -> None:
         self._one = torch.ones((), device=device)
-        # 1 if the update of the last step is skipped
+        # It is 1 if the update of the last step is skipped.
         self.overflowed = torch.zeros((), device=device)
         self._num_skipped = torch.full((), float(self.num_skipped), device=device)
 
@@ -33,7 +33,10 @@ class LossScale:
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Unscale the gradients of a step after their exchange, find an overflow, and choose the next scale."""
+        """Unscale the gradients of a step after their all-reduce, and choose the next scale.
+
+        An overflow is found here.
+        """
         before = self._scaler.scale(self._one)
         self._scaler.unscale_(optimizer)
         self._scaler.update()

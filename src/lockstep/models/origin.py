@@ -1,4 +1,4 @@
-"""What a network has from elsewhere: weights, normalization, and the names of its ends."""
+"""Metadata of a pretrained network: weights, normalization, names of its first and last layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Origin:
-    """Weights and normalization that a network has from elsewhere; read from its attribute `origin`.
+    """The metadata of a pretrained network, which is read from its attribute `origin`.
 
     `load` loads the weights that a new run starts with, and may return a line about them for the
-    terminal. Rank 0 calls it, once; any Exception means that they are not available. `mean` and
-    `std`, of each channel of images in [0, 1], normalize images in place of the statistics of the
-    data. `image_size` is the side in pixels of the images the network was made for. `first` and
-    `head` name the layers that take the images and return the outputs: the first convolution and
-    the last layer with that many outputs, if they are empty.
+    terminal. Rank 0 calls it, once. Any Exception means that they are not available. `mean` and
+    `std` have a value for each channel of images in [0, 1], and normalize images in place of the
+    statistics of the data. `image_size` is the side in pixels of the images the network was made
+    for. `first` and `head` name the layers that take the images and return the outputs. If they are
+    empty, these are the first convolution and the last layer with that many outputs.
     """
 
     image_size: int | None = None
@@ -32,7 +32,7 @@ def origin_of(net: nn.Module) -> Origin:
 
 
 def attach_ends(net: nn.Module, num_outputs: int) -> Origin:
-    """Return the origin of a network with `num_outputs`, with the names of its first layers and of its head."""
+    """Return the metadata of a network with `num_outputs`, with its first and last layers."""
     origin = origin_of(net)
     first = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]
     head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_outputs][-1:]

@@ -1,4 +1,4 @@
-"""Predictions of all samples of a split, and how probable they were said to be: for reports and pictures."""
+"""Collect the predictions and confidences of all samples of a split, for reports and figures."""
 
 from typing import Any, NamedTuple
 
@@ -13,16 +13,17 @@ from lockstep.models.calibration import Calibration
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-NUM_BINS = 15  # of equal width, from 0 to 1 (Guo et al. 2017)
+NUM_BINS = 15  # bins of equal width from 0 to 1 (Guo et al. 2017)
 EDGES = np.linspace(0, 1, NUM_BINS + 1)
 
 
 class Quality(NamedTuple):
-    """Scores of probabilities for each image: negative log-likelihood and Brier score (N,), and the `confidences`.
+    """Scores of the probabilities of each image, which are `nll` and `brier` (N,).
 
-    Of classes these are the probabilities of the predicted ones (N,), and the Brier score is the
-    sum over the classes. Of labels they are those of all labels (N, L), and both scores are means
-    over the labels.
+    They are the negative log-likelihood and the Brier score. For classes, `confidences` (N,) are
+    the probabilities of the predicted classes, and the Brier score is the sum over the classes. For
+    labels, `confidences` (N, L) are the probabilities of all labels, and both scores are means over
+    the labels.
     """
 
     nll: NDArray[np.float64]
@@ -31,10 +32,11 @@ class Quality(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Predictions of a split in the order of its positions: classes (N,), or for each label 1 or 0 (N, L).
+    """The predictions of a split in the order of its positions.
 
-    `probabilities` (N,) or (N, L) are the bits of `lockstep predict`, which a threshold compares.
-    `calibrated` is None where a calibration changes nothing, or there is none.
+    Predictions are classes (N,), or 1 or 0 for each label (N, L). `probabilities` (N,) or (N, L)
+    have the same bits as in `lockstep predict`, which a threshold compares. `calibrated` is None
+    without a calibration, or if it changes nothing.
     """
 
     num_classes: int
@@ -51,12 +53,15 @@ class Findings(NamedTuple):
 
     @property
     def hits(self) -> NDArray[np.bool_]:
-        """True where the event of a confidence came true: the predicted class (N,), or the label (N, L)."""
+        """Return whether the event of each confidence occurred.
+
+        The event is the predicted class (N,), or the label (N, L).
+        """
         return self.labels == (1 if self.is_multilabel else self.predictions)
 
     @property
     def confusion(self) -> NDArray[np.int64]:
-        """Counts (C, C): rows are true classes, columns predicted ones."""
+        """Return counts (C, C), with true classes as rows and predicted classes as columns."""
         flat = np.bincount(
             self.labels * self.num_classes + self.predictions, minlength=self.num_classes**2
         )
@@ -68,9 +73,9 @@ class Findings(NamedTuple):
         return wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:count]
 
     def bins(self, quality: Quality) -> NDArray[np.float64]:
-        """Return counts, mean confidences and fractions of hits in the bins of the confidence, (3, NUM_BINS).
+        """Return the counts, mean confidences and fractions of hits in each bin (3, NUM_BINS).
 
-        Means of an empty bin are NaN.
+        The means of an empty bin are NaN.
         """
         confidences, hits = quality.confidences.ravel(), self.hits.ravel()
         weights = np.ones(len(hits)), confidences, hits
@@ -80,12 +85,15 @@ class Findings(NamedTuple):
 
 
 def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the numbers of the bins: each contains its lower edge, the last one 1 as well."""
+    """Return the bin numbers. Each bin contains its lower edge, and the last one also 1."""
     return np.digitize(confidences, EDGES[1:-1])
 
 
 def labels_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return targets int64 as classes (B,) or labels (B, L) of outputs (B, C); None for maps, and for soft targets."""
+    """Return the targets of outputs (B, C) as int64, classes (B,) or labels (B, L).
+
+    Returns None for maps and for soft targets.
+    """
     if outputs.dim() == 2 and isinstance(task, Multilabel):
         return targets.reshape(outputs.shape).long()
     is_class = outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point()
@@ -104,14 +112,17 @@ class Outcomes:
         self._samples: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
-        """Add outputs (B, C), their targets and the positions (B,) of the samples; others are not counted."""
+        """Add outputs (B, C), their targets and the positions (B,) of the samples.
+
+        Outputs and targets of other shapes are not counted.
+        """
         labels = labels_of(self._task, outputs, targets)
         if labels is not None:
             probabilities = (
                 self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
             )
             outputs = outputs.double()
-            # the metrics show a NaN
+            # A NaN is visible in the metrics.
             best = (
                 (outputs > 0).long()
                 if labels.dim() == 2
@@ -124,13 +135,13 @@ class Outcomes:
             self._samples.append([indices, labels, best, own, *scores])
 
     def findings(self) -> Findings | None:
-        """Gather the findings of all ranks; None without any sample. Every rank must call it.
+        """Gather the findings of all ranks, or None without any sample. Every rank must call it.
 
-        Samples whose class is no number from 0 to C - 1, which a custom loss may ignore, are left
-        out.
+        Samples whose class is not a number from 0 to C - 1, which a custom loss may ignore, are
+        left out.
         """
         mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
-        # a rank's shard of a split can be empty
+        # The shard of a rank can be empty.
         gathered = [parts for parts in gather_objects(mine) if parts]
         if not gathered:
             return None
@@ -147,7 +158,7 @@ class Outcomes:
 
 
 def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
-    """Return the parts of `Quality` of outputs (B, C) in float64."""
+    """Return the fields of `Quality` for outputs (B, C) in float64."""
     if labels.dim() == 2:
         truth, probabilities = labels.double(), outputs.sigmoid()
         nll = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(1)
@@ -157,6 +168,6 @@ def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
         logs.exp(),
         logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1),
     )
-    # the squares of their differences from 0 and 1
+    # This is the sum of the squared differences from 0 and 1.
     brier = probabilities.square().sum(1) - 2 * own.exp() + 1
     return [-own, brier, probabilities.amax(1).nan_to_num(0.0)]

@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters are trained, from which epoch, at which rate and with which weight decay."""
+"""Group parameters by their learning rate, their weight decay and the epochs they are frozen."""
 
 import re
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from lockstep.system import internals
 
 
 class ParameterRule(NamedTuple):
-    """Settings of the parameters in whose names `pattern` is found.
+    """Settings of the parameters whose names match `pattern` anywhere.
 
-    Their learning rate is `lr_factor` times that of the schedule. `weight_decay` is that of their
-    weights; None: that of the optimizer. They are frozen for `frozen_epochs` epochs; None:
-    permanently.
+    Their learning rate is `lr_factor` times that of the schedule. `weight_decay` applies to their
+    weights, and None means that of the optimizer. They are frozen for `frozen_epochs` epochs, and
+    None means permanently.
     """
 
     name: str
@@ -24,16 +24,16 @@ class ParameterRule(NamedTuple):
     frozen_epochs: int | None = 0
 
 
-DEFAULT = ParameterRule("", "")  # of the parameters without a rule
+DEFAULT = ParameterRule("", "")  # for parameters without a rule
 
 
 class ParameterGroups:
     """Groups the parameters of a network and its task by the first rule that matches their name.
 
-    Parameters of the task have names that begin with `task.`. Permanently frozen ones get no
-    gradients. Those frozen for some epochs have gradients from the start, because DDP registers its
-    hooks then; they are dropped before clipping and the update. A batch norm is in evaluation mode
-    as long as its own parameters are frozen.
+    Parameters of the task have names that begin with `task.`. Permanently frozen parameters get no
+    gradients. Those that are frozen for some epochs have gradients from the start, because DDP
+    registers its hooks then. These gradients are dropped before clipping and the update. A batch
+    norm is in evaluation mode as long as its own parameters are frozen.
     """
 
     def __init__(self, net: nn.Module, task: nn.Module, rules: Sequence[ParameterRule]) -> None:
@@ -56,10 +56,10 @@ class ParameterGroups:
         self._frozen: list[nn.Parameter] = []
 
     def optimizer_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Return the non-empty groups of an optimizer: those without a rule, then rule by rule.
+        """Return the non-empty groups of an optimizer, first those without a rule.
 
-        Weights (ndim > 1) are decayed, norms and biases (ndim <= 1) are not. Permanently frozen
-        parameters are left out.
+        The other groups follow in the order of the rules. Weights (ndim > 1) are decayed, and norms
+        and biases (ndim <= 1) are not. Permanently frozen parameters are left out.
         """
         groups: list[dict[str, Any]] = []
         for rule in self._rules:
@@ -75,7 +75,10 @@ class ParameterGroups:
         return [group for group in groups if group["params"]]
 
     def start_epoch(self, epoch: int) -> None:
-        """Freeze what `epoch`, counted from 0, freezes. Called before each forward pass of a training."""
+        """Freeze the parameters that are frozen in `epoch`, which is counted from 0.
+
+        It is called before each forward pass of a training.
+        """
         if epoch == self._epoch:
             return
         self._epoch = epoch
@@ -86,7 +89,7 @@ class ParameterGroups:
             norm.train(epoch >= frozen_epochs)
 
     def drop_frozen(self) -> None:
-        """Drop the gradients of the parameters that are frozen in this epoch, so that no update changes them."""
+        """Drop the gradients of the parameters frozen in this epoch, so that they stay the same."""
         for parameter in self._frozen:
             parameter.grad = None
 

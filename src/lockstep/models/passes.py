@@ -1,4 +1,4 @@
-"""What a classifier needs of code that calls its network in another way: compiled, or replayed as CUDA graphs."""
+"""Define the interfaces by which a classifier calls a compiled or graphed network."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from lockstep.distributed.rng import ExactDropout
 
 
 class Layout(NamedTuple):
-    """The memory format of a network and its images, and why it was chosen."""
+    """The memory format of a network and its images, and the reason for it."""
 
     memory_format: torch.memory_format
     reason: str
@@ -23,7 +23,10 @@ class Layout(NamedTuple):
 
 
 class Compiled(Protocol):
-    """Calls a compiled network. `eager_mode` compiles nothing inside, and forgets the batch sizes seen there."""
+    """Calls a compiled network.
+
+    `eager_mode` disables compilation inside its block, and forgets the batch sizes used in it.
+    """
 
     def __call__(self, images: Tensor, /) -> Tensor: ...
     def eager_mode(self) -> AbstractContextManager[None]: ...

@@ -1,4 +1,4 @@
-"""A linear probe: the head of a frozen network, solved to the end for one L2 value in each epoch."""
+"""Train a linear probe, which solves the head of a frozen network for one L2 value per epoch."""
 
 import sys
 from collections.abc import Callable
@@ -16,18 +16,20 @@ from lockstep.models.classifier import Classifier
 from lockstep.system.kinds import Positive, PositiveFloat, PositiveFraction
 from lockstep.tasks.task import Task, checked_losses
 
-# standard deviation by mean of a feature whose values differ by rounding to float32 only
+# A feature is nearly constant if its standard deviation is at most this fraction of its mean. Its
+# values then differ only by rounding to float32.
 NEARLY_CONSTANT = 1e-7
-# of a loss: the part of the expected decrease that a step must reach, and its noise
+# A step must reach the first fraction of the expected decrease of the loss. The second is the
+# rounding noise of a loss.
 DECREASE, ROUNDING = 1e-4, 1e-13
 
 
 class Newton(Optimizer):
-    """Solves a linear layer by Newton's method with conjugate gradients, for a smaller L2 value in each epoch.
+    """Solves a linear layer by Newton's method with conjugate gradients.
 
-    Not torch's LBFGS, whose line search compares losses: their rounding ends it at gradients of
-    1e-9. Weights of 512 standardized features then differ by 1e-4 for another order of the sum (L2
-    of 1e-4, CPU, 2026-11-27), here by 1e-10.
+    Each epoch has a smaller L2 value. torch's LBFGS is not used, because its line search compares
+    losses, whose rounding ends it at gradients of 1e-9. Weights of 512 standardized features then
+    differ by 1e-4 for another order of the sum, and here by 1e-10 (L2 of 1e-4, CPU, 2026-11-27).
     """
 
     def __init__(
@@ -60,17 +62,18 @@ class Newton(Optimizer):
 
     @override
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Do nothing: the module has solved the head before."""
+        """Do nothing, because the module has solved the head before."""
 
     @torch.no_grad()
     def minimize(
         self, loss: Callable[[Tensor], Tensor], features: Tensor, num_outputs: int, l2: float
     ) -> tuple[Tensor, Tensor, bool]:
-        """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2, from W = 0 and b = 0.
+        """Minimize the sum over ranks of loss(features @ W.T + b), plus l2 / 2 * |W|^2.
 
-        `features` float64 (n, D) are those of this rank, and `loss` takes its outputs (n,
-        `num_outputs`). Every rank must call it, and gets the same: W and b (K, D + 1), the norm of
-        the gradient there, and whether it is at the tolerance.
+        It starts from W = 0 and b = 0. `features` float64 (n, D) are those of this rank, and `loss`
+        takes its outputs (n, `num_outputs`). Every rank must call it, and gets the same result. The
+        result is W and b (K, D + 1), the norm of the gradient there, and whether it is within the
+        tolerance.
         """
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
         decay = features.new_full(features.shape[1:], l2)
@@ -88,7 +91,7 @@ class Newton(Optimizer):
             norm = gradient.norm()
             first_norm = norm if first_norm is None else first_norm
             enough = self._tolerance * first_norm
-            is_done = _any(~(norm > enough))  # also if it is not finite
+            is_done = _any(~(norm > enough))  # This includes a norm that is not finite.
             if is_done or num_left <= 0:
                 return weights, norm, is_done and bool(norm.isfinite())
             curvature = partial(_curvature, slopes, outputs, features, decay)
@@ -132,7 +135,7 @@ def _conjugate_gradients(
 ) -> tuple[Tensor, int]:
     """Return the step to the minimum of the quadratic model, and the number of iterations.
 
-    It ends where the gradient of the model is at most `precision`, or its curvature is not
+    It ends when the gradient of the model is at most `precision`, or when its curvature is not
     positive.
     """
     step, rest, iteration = torch.zeros_like(gradient), -gradient, 0
@@ -152,19 +155,22 @@ def _conjugate_gradients(
 
 
 def _any(condition: Tensor) -> bool:
-    """Return whether a condition is true on any rank: processors of other kinds may round it another way."""
+    """Return whether a condition is true on any rank.
+
+    Processors of different types may round it differently.
+    """
     return bool(sum_over_ranks(condition.double()) > 0)
 
 
 class Probe(Classifier):
-    """Solves the head of a frozen network for the L2 value of each epoch; the optimizer is a `Newton`.
+    """Solves the head of a frozen network for the L2 value of each epoch.
 
-    The one batch of an epoch has the features of all training images. They are standardized by
-    their mean and standard deviation over all ranks; the solution is written for features as they
-    are.
+    The optimizer must be a `Newton`. An epoch has one batch, with the features of all training
+    images. They are standardized by their mean and standard deviation over all ranks. The solution
+    is converted to features that are not standardized.
     """
 
-    chosen_l2: float | None = None  # of the best epoch, once the training has ended
+    chosen_l2: float | None = None  # L2 of the best epoch, once the training has ended
     _has_warned = False
 
     @property
@@ -175,7 +181,10 @@ class Probe(Classifier):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> None:
-        """Solve the head for the L2 value of the epoch, and count the samples with it. Every rank must call it."""
+        """Solve the head for the L2 value of the epoch, and count the samples with it.
+
+        Every rank must call it.
+        """
         assert self._step is not None
         assert self._guard is not None
         newton: Any = self.trainer.optimizers[0]
@@ -208,9 +217,9 @@ def fit_head(
 ) -> tuple[Tensor, bool]:
     """Solve `head` for features (B, D) and targets of this rank. Every rank must call it.
 
-    The L2 value is of the weights of features that are standardized over all ranks; `head` takes
-    them as they are. Return the norm of the gradient at the end, and whether it is at the
-    tolerance.
+    The L2 value applies to the weights of features that are standardized over all ranks, while
+    `head` takes features that are not standardized. Returns the norm of the gradient at the end,
+    and whether it is within the tolerance.
     """
     features = batch.inputs.double()
     count = features.new_tensor(len(features))
@@ -236,7 +245,7 @@ def fit_head(
 
 
 def l2_value(arguments: dict[str, Any], module: Probe) -> float | str:
-    """Return the L2 value of the best epoch; before the training, a text with those of all epochs.
+    """Return the L2 value of the best epoch, or before the training a text with all values.
 
     `arguments` are those of the optimizer.
     """

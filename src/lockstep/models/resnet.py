@@ -1,4 +1,7 @@
-"""ResNet-18 (He et al. 2015, table 1) for images from 8x8 pixels up, with torchvision's parameter names."""
+"""Define ResNet-18 (He et al. 2015, table 1) for images from 8x8 pixels on.
+
+The parameter names are those of torchvision.
+"""
 
 from typing import Annotated, Literal
 
@@ -12,7 +15,10 @@ from lockstep.system.kinds import Fraction, Positive
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut around them; 1x1 convolution on the shortcut where the shape changes."""
+    """Two 3x3 convolutions with a shortcut around them.
+
+    The shortcut has a 1x1 convolution if the shape changes.
+    """
 
     def __init__(
         self, in_channels: int, channels: int, *, stride: int, shortcut_norm: bool, bias: bool
@@ -37,20 +43,21 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 from images (B, in_channels, H, W) to logits (B, num_classes): H and W at least 8, B may be 0.
+    """ResNet-18, which maps images (B, in_channels, H, W) to logits (B, num_classes).
 
-    Stem, four stages of two blocks with `width` times 1, 2, 4, 8 channels, global mean, dropout of
-    probability `dropout`, linear layer.
+    H and W must be at least 8, and B may be 0. The network has a stem and four stages of two blocks
+    with `width` times 1, 2, 4, 8 channels. A global mean, dropout of probability `dropout`, and a
+    linear layer follow.
 
-    `stem`: "small" is a 3x3 convolution at full resolution, for images up to about 64x64;
-    "imagenet" is 7x7 with stride 2 and a 3x3 max-pool with stride 2. torchvision's resnet18 is
-    width=64, stem="imagenet", shortcut_norm=True, bias=False; "Dive into Deep Learning" (section
+    The `stem` "small" is a 3x3 convolution at full resolution, for images up to about 64x64.
+    "imagenet" is 7x7 with stride 2 and a 3x3 max-pool with stride 2. torchvision's resnet18 has
+    width=64, stem="imagenet", shortcut_norm=True, bias=False. "Dive into Deep Learning" (section
     8.6) has shortcut_norm=False, bias=True.
 
-    `init`: "kaiming" draws convolutions by fan-out for ReLU, sets their bias to 0 and the last
-    norm's weight of every block to 0, so that a block starts as its shortcut (Goyal et al. 2017,
-    section 5.1); "normal" draws the weights of convolutions and the linear layer from N(0, 0.01^2).
-    Other parameters keep torch's initial values, by "torch" all.
+    The `init` "kaiming" draws convolutions by fan-out for ReLU and sets their bias to 0. It also
+    sets the last norm's weight of every block to 0, so that a block starts as its shortcut (Goyal
+    et al. 2017, section 5.1). "normal" draws the weights of convolutions and the linear layer from
+    N(0, 0.01^2). Other parameters have torch's initial values. With "torch", all parameters do.
     """
 
     def __init__(
@@ -95,13 +102,17 @@ class ResNet18(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits (B, num_classes) for images (B, C, H, W); for B = 0 every gradient is zero."""
+        """Return logits (B, num_classes) for images (B, C, H, W). For B = 0, gradients are zero."""
         x = self.maxpool(self.bn1(self._stem(x), relu=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.dropout(x.mean((2, 3))))
 
     def _stem(self, x: Tensor) -> Tensor:
-        """Convolve. torch takes one channel for NCHW: on a GPU in channels_last and 16 bits, grey images get eight."""
+        """Apply the first convolution.
+
+        torch treats one channel as NCHW. On a GPU in channels_last and 16 bits, grayscale images
+        therefore get eight channels.
+        """
         is_last = next(self.layer1.parameters()).stride(1) == 1
         if not (x.is_cuda and x.shape[1] == 1 and is_last and torch.is_autocast_enabled("cuda")):
             return self.conv1(x)

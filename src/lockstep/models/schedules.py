@@ -1,9 +1,9 @@
-"""Learning-rate schedules by optimizer step.
+"""Schedule the learning rate by optimizer steps.
 
-After s = 0, 1, ... steps, with T = total_steps and w = round(warmup_fraction * T), a schedule
-multiplies the optimizer's learning rate by i + (1 - i) (s + 1) / w for s < w, where i is
-initial_fraction or 0, then by d(u) with u = (s - w) / (T - w). The factor is 1 at s = w - 1 and s =
-w. None of the T steps has the rate 0; a step after them would have d(1).
+After s = 0, 1, ... steps, a schedule multiplies the optimizer's learning rate by a factor. Let T be
+total_steps, w = round(warmup_fraction * T), and i be initial_fraction or 0. For s < w, the factor
+is i + (1 - i) (s + 1) / w. Then it is d(u) with u = (s - w) / (T - w). The factor is 1 at s = w - 1
+and at s = w. None of the T steps has the rate 0, and a step after them would have d(1).
 """
 
 import inspect
@@ -18,15 +18,16 @@ from typing_extensions import Doc
 
 from lockstep.system.kinds import Fraction
 
-# settings of an optimizer that schedules change
+# Schedules change these settings of an optimizer.
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
 class Schedule(NamedTuple):
-    """A schedule and how often it is stepped; `monitor` is the metric that selects the best weights.
+    """A schedule, and how often it is stepped.
 
-    A ReduceLROnPlateau is stepped after each validation with the value of `monitor`. Any other is
-    stepped after each optimizer step, or after the last one of each epoch.
+    `monitor` is the metric that selects the best weights. A ReduceLROnPlateau is stepped after each
+    validation, with the value of `monitor`. Any other schedule is stepped after each optimizer
+    step, or after the last one of each epoch.
     """
 
     make: Callable[..., LRScheduler]
@@ -37,8 +38,8 @@ class Schedule(NamedTuple):
     def build(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         """Make the schedule of an optimizer, with `total_steps` if it takes that parameter.
 
-        Raises TypeError if it is no schedule of torch, ValueError for a ReduceLROnPlateau of the
-        wrong mode.
+        Raises TypeError if it is not a schedule of torch, and ValueError for a ReduceLROnPlateau of
+        the wrong mode.
         """
         parameters = inspect.signature(self.make).parameters
         takes_steps = "total_steps" in parameters or any(
@@ -59,19 +60,19 @@ class Schedule(NamedTuple):
 
 
 def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRScheduler) -> None:
-    """Step a new `schedule` and its `optimizer` to the step of a checkpoint, and replace the saved ones by them.
+    """Step a new `schedule` and its `optimizer` to the step of a checkpoint, and save them there.
 
-    The saved state contains the old length, and many schedules compute a rate from the one before
-    it, which may be 0 at the end of the old length. A ReduceLROnPlateau has no length and stays as
-    it is.
+    They replace the saved state, which contains the old length. Many schedules compute a rate from
+    the previous one, which may be 0 at the end of the old length. A ReduceLROnPlateau has no length
+    and stays as it is.
     """
     if isinstance(schedule, ReduceLROnPlateau):
         return
     state = checkpoint["lr_schedulers"][0]
-    while "last_epoch" not in state:  # a ChainedScheduler: each part has its own
+    while "last_epoch" not in state:  # In a ChainedScheduler, each part has its own.
         state = state["_schedulers"][0]
     with warnings.catch_warnings():
-        # no optimizer step here
+        # There is no optimizer step here.
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for _ in range(state["last_epoch"]):
             schedule.step()
@@ -96,11 +97,12 @@ def one_cycle_linear(
         Fraction, Doc("learning rate before the first step, as a fraction of the peak")
     ] = 0.0,
 ) -> LambdaLR:
-    """Linear warm-up from `initial_fraction` of the optimizer's learning rate to all of it, then linear to 0.
+    """Warm up linearly to the optimizer's learning rate, then decay linearly to 0.
 
-    After s = 0, 1, ... optimizer steps, with T = `total_steps`, w = round(`warmup_fraction` * T)
-    and i = `initial_fraction`, the rate is multiplied by i + (1 - i) (s + 1) / w for s < w, then by
-    1 - u with u = (s - w) / (T - w): 1 / (T - w) at the last step.
+    After s = 0, 1, ... optimizer steps, the rate is multiplied by a factor. Let T = `total_steps`,
+    w = round(`warmup_fraction` * T) and i = `initial_fraction`. For s < w, the factor is
+    i + (1 - i) (s + 1) / w. Then it is 1 - u with u = (s - w) / (T - w). At the last
+    step, it is 1 / (T - w).
     """
     return _warmup_schedule(
         optimizer, total_steps, warmup_fraction, lambda u: 1 - u, initial_fraction
@@ -114,9 +116,9 @@ def cosine(
     warmup_fraction: Annotated[Fraction, Doc("fraction of the steps with a rising learning rate")],
     final_fraction: Annotated[Fraction, Doc("final learning rate, as a fraction of the peak")],
 ) -> LambdaLR:
-    """Linear warm-up to the optimizer's learning rate, then half a cosine down to `final_fraction` of it.
+    """Warm up linearly to the optimizer's learning rate, then decay by half a cosine.
 
-    Warm-up, from 0, and u are those of `one_cycle_linear`; then the rate is multiplied by
+    The warm-up, from 0, and u are those of `one_cycle_linear`. After it, the rate is multiplied by
     f + (1 - f) (1 + cos(pi u)) / 2 with f = `final_fraction`.
     """
     return _warmup_schedule(
@@ -136,7 +138,8 @@ def _warmup_schedule(
 ) -> LambdaLR:
     warmup_steps = round(warmup_fraction * total_steps)
 
-    def factor(step: int) -> float:  # LambdaLR would save the attributes of a callable object
+    # This is a function, because LambdaLR would save the attributes of a callable object.
+    def factor(step: int) -> float:
         if step < warmup_steps:
             return initial + (1 - initial) * (step + 1) / warmup_steps
         if step >= total_steps:

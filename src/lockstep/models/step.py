@@ -1,4 +1,4 @@
-"""One optimizer step: backward, clipping, update and schedule, and the guard against a loss that is not finite."""
+"""Run an optimizer step, and guard against a loss that is not finite."""
 
 import itertools
 import math
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from lockstep.models.loss_scale import LossScale
 
 MAX_PENDING_STEPS = 8  # steps that the host may be ahead of the device
-MIN_LOSS_SCALE = 1.0  # below it float16 holds even fewer small gradients than without a scale
+# Below this scale, float16 represents even fewer small gradients than without a scale.
+MIN_LOSS_SCALE = 1.0
 
 
 class OptimizerStep:
-    """Runs the backward passes of micro-batches, and the step after the last one, for a module in a fit.
+    """Runs the backward passes of micro-batches, and the optimizer step after the last one.
 
-    `loss_scale`, None without float16, multiplies the loss of every micro-batch of a step. A step
-    whose gradients overflow is a step of the schedule, as in torch and Lightning, but updates
-    nothing.
+    `loss_scale` is None without float16. It multiplies the loss of every micro-batch of a step. A
+    step whose gradients overflow is a step of the schedule, as in torch and Lightning, but does not
+    update anything.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class OptimizerStep:
         self._module = module
         self._clip_norm = clip_norm
         self._loss_scale = loss_scale
-        self.gradient_norm: Tensor | None = None  # of the last measured step, before clipping
+        # This is the norm of the last measured step, before clipping.
+        self.gradient_norm: Tensor | None = None
         self._optimizer = trainer.optimizers[0]
         self._parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        # whose state the optimizer has not made yet, as far as this session knows
+        # As far as this session knows, the optimizer has no state of these parameters yet.
         self._new = set(self._parameters)
         self._scheduler: Any = trainer.lr_scheduler_configs[0].scheduler
         self._interval = trainer.lr_scheduler_configs[0].interval
@@ -62,18 +64,19 @@ class OptimizerStep:
         self._callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
-        """Add the gradient of `loss`; ranks exchange their sums in the backward pass of the last micro-batch.
+        """Add the gradient of `loss`, which is all-reduced with that of the last micro-batch.
 
-        The gradients of the last step are freed only here: a forward pass would fragment their
-        memory, and a CPU then spends several percent of its time on new pages.
+        The gradients of the last step are freed only here. A forward pass would fragment their
+        memory, and a CPU would then spend several percent of its time on new pages.
         """
         if is_first:
             self._call("on_before_zero_grad", self._optimizer)
             self._optimizer.zero_grad()
         if is_last:
-            self._strategy.pre_backward(loss)  # DDP exchanges gradients only after this call
+            self._strategy.pre_backward(loss)  # DDP all-reduces gradients only after this call.
         if self._loss_scale is not None:
-            # without the factor for DDP's mean: gradients of samples are as large as with one rank
+            # Without the factor for DDP's mean, the gradients of samples are as large as on one
+            # rank.
             loss = self._loss_scale.scale(loss / self._world_size)
         self._call("on_before_backward", loss)
         loss.backward()
@@ -85,7 +88,7 @@ class OptimizerStep:
         self._strategy.post_backward(loss)
 
     def finish_gradient(self, factor: Tensor | float | None = None) -> None:
-        """Drop frozen parameters from the gradient, remove the scale of the loss, and multiply by `factor`.
+        """Drop the gradients of frozen parameters, unscale the others, and multiply by `factor`.
 
         `factor` is the same on all ranks.
         """
@@ -100,7 +103,10 @@ class OptimizerStep:
                 gradient.mul_(factor)
 
     def step(self, *, is_measured: bool) -> None:
-        """Update the weights and step the schedule; if `is_measured`, keep the norm of the whole gradient."""
+        """Update the weights and step the schedule.
+
+        If `is_measured`, the norm of the complete gradient is stored.
+        """
         if self._clip_norm is not None:
             self.gradient_norm = clip_grad_norm_(self._parameters, self._clip_norm)
         elif is_measured:
@@ -112,9 +118,9 @@ class OptimizerStep:
             self._scheduler.step()
 
     def step_plateau(self, monitor: str, metrics: Mapping[str, Any]) -> None:
-        """Step a ReduceLROnPlateau with rank 0's value of `monitor`, after a validation. Every rank must call it.
+        """Step a ReduceLROnPlateau with rank 0's value of `monitor`, after a validation.
 
-        Raises ValueError if there is no such value.
+        Every rank must call it. Raises ValueError if there is no such value.
         """
         if not isinstance(self._scheduler, ReduceLROnPlateau):
             return
@@ -126,10 +132,10 @@ class OptimizerStep:
         self._scheduler.step(value)
 
     def _update(self) -> None:
-        """Step the optimizer with each group's factor of the learning rate, counted as Lightning counts steps.
+        """Step the optimizer with the learning-rate factor of each group.
 
-        The schedule does not see the factors: one that sets its own rates, such as OneCycleLR, is
-        multiplied, too.
+        Steps are counted as Lightning does. The schedule does not see the factors. A schedule that
+        sets its own rates, such as OneCycleLR, is multiplied, too.
         """
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
@@ -145,7 +151,10 @@ class OptimizerStep:
             group["lr"] = rate
 
     def _start_momentum(self, starting: set[Tensor]) -> None:
-        """Give parameters whose first gradient comes late a momentum of zeros, without which the fused SGD fails."""
+        """Give a momentum of zeros to parameters whose first gradient comes late.
+
+        Without it, the fused SGD fails.
+        """
         for group in self._optimizer.param_groups if starting else ():
             late = starting.intersection(group["params"])
             known = [
@@ -160,10 +169,10 @@ class OptimizerStep:
                     )
 
     def _is_skipped(self, starting: set[Tensor]) -> bool:
-        """Return True if gradients overflowed and the optimizer cannot skip its update; finding out waits for the GPU.
+        """Return whether gradients overflowed and the optimizer cannot skip its update.
 
-        A fused optimizer can, but not the first update of a parameter: torch's SGD (2.15) would
-        keep memory as momentum that was never written.
+        Finding out waits for the GPU. A fused optimizer can skip an update, but not the first one
+        of a parameter. torch's SGD (2.15) would then store uninitialized memory as momentum.
         """
         if self._loss_scale is None or (
             internals.can_skip_update(self._optimizer) and not starting
@@ -185,7 +194,7 @@ class _Samples(NamedTuple):
 
 
 class NonFiniteLoss(RuntimeError):
-    """A loss of this rank is NaN or infinite; the samples are in the second line."""
+    """An error for a loss of this rank that is NaN or infinite. The second line has the samples."""
 
     def __init__(self, step: int, rank: int, samples: list[_Samples]) -> None:
         first, last = samples[0].shard, samples[-1].shard
@@ -197,29 +206,30 @@ class NonFiniteLoss(RuntimeError):
 
 
 class NonFiniteGradient(RuntimeError):
-    """Gradients overflow float16 at every scale of the loss."""
+    """An error for gradients that overflow float16 at every scale of the loss."""
 
 
 class _Pending(NamedTuple):
     step: int
     values: Tensor  # valid after `copied`
-    copied: Any  # a CUDA event, or None
+    copied: Any  # a CUDA event, or None on a CPU
     use: Callable[[list[float]], None]
 
 
 class LossGuard:
-    """Ends a run whose loss is NaN or infinite, before that step changes the weights or a checkpoint.
+    """Ends a run whose loss is NaN or infinite, before that step changes weights or a checkpoint.
 
-    A rank with such a loss raises NonFiniteLoss, the others raise FailedElsewhere.
+    A rank with such a loss raises NonFiniteLoss, and the others raise FailedElsewhere.
 
-    On a CPU it raises before the backward pass. On a GPU, reading the loss would wait for the
-    device in every step. There all ranks reduce a flag on the device, by which the fused optimizer
-    skips the update (`found_inf`, made for torch's GradScaler). The host reads the flag some steps
-    later, all ranks after the same step: a rank that exited earlier would block the others in a
-    collective. `is_deferred` selects that way; None: on a GPU, if the optimizer can. Other values
-    of a step are read in the same way, by `defer`.
+    On a CPU, the error is raised before the backward pass. On a GPU, reading the loss would wait
+    for the device in every step. Instead, all ranks reduce a flag on the device, by which the fused
+    optimizer skips the update (`found_inf`, made for torch's GradScaler). The host reads the flag
+    some steps later. All ranks do so after the same step, because a rank that exited earlier would
+    block the others in a collective. `is_deferred` selects this way. If it is None, this way is
+    used on a GPU if the optimizer supports it. Other values of a step are read in the same way, by
+    `defer`.
 
-    Steps that `loss_scale` skips are no bad losses. The host reads their number in the same way.
+    Steps that `loss_scale` skips are not bad losses. The host reads their number in the same way.
     """
 
     def __init__(
@@ -239,7 +249,8 @@ class LossGuard:
         self._rank = rank
         self._loss_scale = loss_scale
         self._is_bad = torch.zeros((), device=device)
-        self._samples: list[_Samples] = []  # no batches: their pixels would stay on the device
+        # Batches are not stored, because their pixels would stay on the device.
+        self._samples: list[_Samples] = []
         self._pending: deque[_Pending] = deque()
         self._rows = (
             _host_rows(2 if loss_scale is None else 4)
@@ -248,7 +259,10 @@ class LossGuard:
         )
 
     def check(self, loss: Tensor, batch: Batch, step: int) -> None:
-        """Check the loss of a micro-batch of optimizer step `step`, counted from 1."""
+        """Check the loss of a micro-batch of optimizer step `step`, counted from 1.
+
+        Raises NonFiniteLoss at once if the check is not deferred.
+        """
         samples = _Samples(batch.indices, batch.shard)
         if self._is_deferred:
             is_bad = (~torch.isfinite(loss.detach())).to(self._is_bad.dtype)
@@ -258,11 +272,14 @@ class LossGuard:
             raise NonFiniteLoss(step, self._rank, [samples])
 
     def protect(self, step: int) -> None:
-        """Make the optimizer skip its next update if a loss of any rank is bad, or gradients overflow."""
+        """Make the optimizer skip its next update if a loss of any rank is bad.
+
+        It is also skipped if gradients overflow.
+        """
         scale = self._loss_scale
         if not self._is_deferred and scale is None:
             return
-        bad_rank = self._is_bad * (self._rank + 1)  # 0: none
+        bad_rank = self._is_bad * (self._rank + 1)  # 0 means that no rank has a bad loss.
         if is_distributed():
             dist.all_reduce(bad_rank, dist.ReduceOp.MAX)
         if self._can_skip:
@@ -278,16 +295,20 @@ class LossGuard:
         self._read(step - MAX_PENDING_STEPS)
 
     def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
-        """Call `use` with `values` of `step` once its loss is known to be good. All ranks call it after the same step.
+        """Call `use` with `values` of `step`, once its loss is known to be good.
 
-        At once where nothing is deferred; `values` must not change later.
+        All ranks call it after the same step. `use` is called at once if nothing is deferred.
+        `values` must not change later.
         """
         self._pending.append(_Pending(step, *_copy_to_host(values), use))
         if not self._is_deferred:
             self.wait()
 
     def wait(self) -> None:
-        """Read all that is pending, before a checkpoint is written. All ranks call it after the same step."""
+        """Read everything that is pending, before a checkpoint is written.
+
+        All ranks call it after the same step.
+        """
         self._read(math.inf)
 
     def _read(self, last_step: float) -> None:
@@ -300,8 +321,8 @@ class LossGuard:
     def _judge(self, step: int, samples: list[_Samples], flags: list[float]) -> None:
         """Raise the error of a bad step.
 
-        `flags`: 1 if this rank's loss is bad, 1 + a rank with a bad loss, else 0; facts of the loss
-        scale.
+        The first of `flags` is 1 if this rank's loss is bad. The second is 1 + a rank with a bad
+        loss, or 0. The others are facts of the loss scale.
         """
         is_own_bad, bad_rank, *facts = flags
         if is_own_bad:
@@ -316,9 +337,15 @@ class LossGuard:
                 raise self._overflow(step)
 
     def _overflow(self, step: int) -> RuntimeError:
-        """Return the error of this rank: rank 0 reports for all, which read the same scale after the same step."""
+        """Return the error of this rank.
+
+        Rank 0 reports for all ranks, which read the same scale after the same step.
+        """
         assert self._loss_scale is not None
-        text = f"Gradients overflow float16 in optimizer step {step} though the scale of the loss has fallen below 1"
+        text = (
+            f"Gradients overflow float16 in optimizer step {step} "
+            "though the scale of the loss has fallen below 1"
+        )
         if self._rank:
             return FailedElsewhere(f"{text}.")
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
@@ -327,18 +354,21 @@ class LossGuard:
         )
 
 
-# page-locked memory, and the CUDA event after which a copy into it is complete
+# A row is page-locked memory, and the CUDA event after which a copy into it is complete.
 _Row = tuple[Tensor, Any]
 
 
 def _host_rows(size: int) -> Iterator[_Row | None]:
-    """Cycle through as many rows as can be pending: an allocation costs more than a copy."""
+    """Cycle through as many rows as can be pending, because allocating costs more than a copy."""
     rows = torch.empty(MAX_PENDING_STEPS + 1, size, pin_memory=True)
     return itertools.cycle([(row, torch.cuda.Event()) for row in rows])
 
 
 def _copy_to_host(values: Tensor, row: _Row | None = None) -> _Row:
-    """Copy a tensor from a GPU to the host, into `row` or into new memory; the event is None on a CPU."""
+    """Copy a tensor from a GPU to the host, into `row` or into new memory.
+
+    The event is None on a CPU.
+    """
     if values.device.type != "cuda":
         return values, None
     copy, event = row or (

@@ -1,4 +1,7 @@
-"""The same bits on any number of workers: each virtual shard computes what a worker of this shard would."""
+"""Compute the same bits on any number of workers.
+
+Each virtual shard computes what a worker with this shard would compute.
+"""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -19,11 +22,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class VirtualParts(Generic[Module]):
-    """The virtual shards of this process in a training and its evaluations: each computes with a copy of the module.
+    """The virtual shards of this process in a training and its evaluations.
 
-    The first of these `modules` is the module itself. Copies share its weights. Gradients, buffers,
-    counts and metrics are their own, so that a layer of any kind sees one virtual shard only.
-    `make_copy` makes one.
+    Each shard computes with a copy of the module. The first of these `modules` is the module
+    itself. Copies share its weights. They have their own gradients, buffers, counts and metrics, so
+    that a layer of any type sees only one virtual shard. `make_copy` makes a copy.
     """
 
     def __init__(
@@ -34,7 +37,8 @@ class VirtualParts(Generic[Module]):
         self._module = module
         self._make_copy = make_copy
         self._losses: list[Tensor] = []
-        self._is_joined = False  # the gradients of the last step, which are of no use any more
+        # If true, the gradients are those of the last step, which are not needed any more.
+        self._is_joined = False
         self._norms = ExactBatchNorm()
 
     def start(self) -> None:
@@ -42,23 +46,23 @@ class VirtualParts(Generic[Module]):
         module = self._module
         self._norms.apply(module)
         if dist.is_initialized():
-            broadcast([*module.parameters(), *module.buffers()])  # as DDP does
+            broadcast([*module.parameters(), *module.buffers()])  # DDP does the same.
         self._copy()
 
     def _copy(self) -> None:
-        """Make the module of each part."""
+        """Make the module of each virtual shard."""
         self.modules = [self._module]
         for _ in range(1, self.shards.num_parts):
             self.modules.append(self._make_copy())
 
     def each(self, work: Callable[[Module], T]) -> list[T]:
-        """Call `work` with the module of each part, in its thread."""
+        """Call `work` with the module of each virtual shard, in its thread."""
         if len(self.modules) != self.shards.num_parts:
             self._copy()
         return self.shards.run(lambda place: work(self.modules[place]))
 
     def each_part(self, work: Callable[[Module, Batch], T], batch: Batch) -> list[T]:
-        """Call `work` with the module and the part of the batch of each part, in its thread."""
+        """Call `work` with the module and the batch of each virtual shard, in its thread."""
         if len(self.modules) != self.shards.num_parts:
             self._copy()
         parts = self.shards.cut(batch)
@@ -67,14 +71,18 @@ class VirtualParts(Generic[Module]):
         return self.shards.run(lambda place: work(self.modules[place], parts[place]))
 
     def loss(self, work: Callable[[Module, Batch], Tensor], batch: Batch) -> Tensor:
-        """Return the sum of the losses of the parts, whose backward pass is that of each part in its thread."""
+        """Return the sum of the losses of the virtual shards.
+
+        Its backward pass runs that of each virtual shard, in its thread.
+        """
         self._losses = self.each_part(work, batch)
         total = torch.stack([loss.detach() for loss in self._losses]).sum().requires_grad_()
         return _Joined.apply(total, self._go_back)  # pyright: ignore[reportReturnType]
 
     def _go_back(self, gradient: Tensor) -> None:
         losses, self._losses = self._losses, []
-        # freed only here, as by the step: before the forward pass they would fragment memory
+        # They are freed only here, as in `OptimizerStep.backward`, because freeing them before the
+        # forward pass would fragment memory.
         if self._is_joined:
             for parameter in (each for module in self.modules[1:] for each in module.parameters()):
                 parameter.grad = None
@@ -93,7 +101,7 @@ class VirtualParts(Generic[Module]):
         return _VirtualStep(self, *arguments, **settings)
 
     def drop(self) -> None:
-        """End a fit: restore the norms of the module, and free the copies."""
+        """End a fit, by restoring the norms of the module and freeing the copies."""
         self._norms.revert(self._module)
         self.modules = []
 
@@ -110,7 +118,7 @@ class _VirtualStep(OptimizerStep):
 
 
 class _Joined(torch.autograd.Function):
-    """The identity, whose backward pass calls a function with the gradient."""
+    """The identity function, whose backward pass calls a function with the gradient."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, go_back: Callable[[Tensor], None]) -> Tensor:
@@ -124,7 +132,7 @@ class _Joined(torch.autograd.Function):
 
 
 def _follow(module: nn.Module, first: nn.Module) -> None:
-    """Give a copy the weights, buffers and modes of the module: a callback may have changed them."""
+    """Give a copy the weights, buffers and modes of the module, which a callback may change."""
     for own, source in zip(module.parameters(), first.parameters(), strict=True):
         own.data = source.data
         own.requires_grad_(source.requires_grad)

@@ -1,4 +1,4 @@
-"""Weights for a network, those of a file among them: how they are read, named, fitted and reported."""
+"""Load the weights of a file or a library into a network, and report what was taken."""
 
 import re
 import zipfile
@@ -16,8 +16,8 @@ from lockstep.models.origin import Origin
 from lockstep.system.wording import expand_path, join_names, plural
 
 State = Mapping[str, Tensor]
-# of checkpoints of timm's and torchvision's scripts: the average first, by which these choose the
-# best epoch
+# These are the keys in checkpoints of timm's and torchvision's scripts. The average comes first,
+# because these scripts choose the best epoch by it.
 KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 COUNTER = "num_batches_tracked"
 MAX_KEYS_NAMED = 8
@@ -26,10 +26,10 @@ MAX_KEYS_NAMED = 8
 def load_weights(
     path: str, net: nn.Module, origin: Origin, convert: Callable[[State], State]
 ) -> str:
-    """Load the weights of a file into a network. Returns what was taken, as one line.
+    """Load the weights of a file into a network, and return what was taken in one line.
 
-    Names that do not fit are converted by `convert`.
-    Raises ValueError if the file has no weights, or those of another network.
+    Names that do not fit are converted by `convert`. Raises ValueError if the file has no weights,
+    or those of another network.
     """
     given, notes = _read(expand_path(path))
     own, errors = net.state_dict(), list[Exception]()
@@ -42,7 +42,7 @@ def load_weights(
         try:
             state = rename(given)
             found = fit_weights(state, net, origin)
-        except Exception as error:  # of a library, from names it does not know
+        except Exception as error:  # Libraries raise any exception for names they do not know.
             errors.append(error)
             continue
         net.load_state_dict(found, strict=False)
@@ -58,7 +58,10 @@ def load_weights(
 
 
 def describe(own: State, found: State, state: State, classes: str) -> list[str]:
-    """Return how many tensors of `own` are in `found`, which are new or adapted from those of `state`."""
+    """Return how many tensors of `own` are in `found`, and which are new or adapted.
+
+    A tensor is adapted if its shape differs from that in `state`.
+    """
     new = [
         name.removeprefix("net.")
         for name in own
@@ -79,9 +82,10 @@ def describe(own: State, found: State, state: State, classes: str) -> list[str]:
 
 
 def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
-    """Return the weights of `state` for a network, adapted to its channels; without a head that does not fit.
+    """Return the weights of `state` for a network, adapted to its channels.
 
-    Raises ValueError with the first of the others that do not fit.
+    A head that does not fit is left out. Raises ValueError with the first of the other weights that
+    do not fit.
     """
     own, found, wrong = net.state_dict(), {}, []
     for name, value in own.items():
@@ -110,10 +114,10 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
 
 
 def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
-    """Adapt the weight (O, I, h, w) of a first convolution to other channels.
+    """Adapt the weight (O, I, h, w) of a first convolution to another number of channels.
 
-    For one channel it is the sum over all, as for a grey image repeated in them. For more, channels
-    are repeated, and scaled by I / in_channels.
+    For one channel, it is the sum over all channels, as for a grayscale image that is repeated in
+    them. For more channels, they are repeated, and scaled by I / in_channels.
     """
     num_channels = weight.shape[1]
     if in_channels == num_channels:
@@ -134,17 +138,17 @@ def _common_prefix(own: State, state: State) -> str:
 
 
 def _without(prefix: str, state: State) -> State:
-    """Return the tensors whose names have the prefix, without it."""
+    """Return the tensors whose names have the prefix, and remove it from their names."""
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
 
 
 def _read(path: str) -> tuple[State, list[str]]:
-    """Read a file of torch or safetensors. Returns its tensors, and which of its parts has them.
+    """Read a file of torch or safetensors.
 
-    Raises ValueError for objects other than tensors, plain values and the settings of a script:
-    they could run code.
+    Returns its tensors, and which part of the file has them. Raises ValueError for objects other
+    than tensors, plain values and the settings of a script, because they could run code.
     """
     saved, notes = _load(path), list[str]()
     if "image_format" in saved:
@@ -170,11 +174,11 @@ def _load(path: str) -> dict[Any, Any]:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is not None:  # torch reads what has a wrong checksum
+                if archive.testzip() is not None:  # torch ignores wrong checksums.
                     raise zipfile.BadZipFile
         with torch.serialization.safe_globals([Namespace]):
             saved = load(path)
-    except Exception as error:  # of a decoder
+    except Exception as error:  # Decoders can raise any exception.
         if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
             raise ValueError(
                 f"it has a {found[1]}, which could run code: save its tensors alone"

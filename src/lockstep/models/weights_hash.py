@@ -1,4 +1,4 @@
-"""One number for the weights of a network, to compare two trainings by reading it."""
+"""Hash the weights of a network, so that two trainings can be compared by eye."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 def weights_hash(state: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the tensors of a state_dict, 64 hexadecimal digits.
+    """Return the SHA-256 of the tensors of a state_dict, as 64 hex digits.
 
-    For each tensor, in the order of names: `<name> <dtype> <shape>` and a line feed, as in
-    "conv1.weight float32 [64, 3, 7, 7]", then its numbers in the order of indices, little-endian.
-    Memory layout and device do not matter.
+    Tensors are hashed in the order of their names. For each, `<name> <dtype> <shape>` and a line
+    feed are hashed, as in "conv1.weight float32 [64, 3, 7, 7]". Its numbers follow in the order of
+    indices, little-endian. Memory layout and device do not matter.
     """
     code = hashlib.sha256()
     for name, value in sorted(state.items()):
-        if isinstance(value, Tensor):  # a custom layer may add other things
+        if isinstance(value, Tensor):  # A custom layer may add other objects.
             code.update(
                 f"{name} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}\n".encode()
             )

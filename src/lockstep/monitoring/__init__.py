@@ -1,1 +1,1 @@
-"""The commands status, runs and compare. They read run folders and import no torch."""
+"""Implements the commands status, runs and compare, which read run folders and import no torch."""

@@ -1,4 +1,4 @@
-"""Text of states, numbers and times in the tables of all commands that show runs."""
+"""Formats states, numbers and times for the tables of all commands that show runs."""
 
 import json
 import re
@@ -22,7 +22,10 @@ DECIMAL = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?")
 
 
 def state(name: str) -> Text:
-    """Colour a state; unknown ones are failures of a scheduler."""
+    """Color a state.
+
+    Unknown states are failures of a scheduler.
+    """
     return Text(printable(name), style=STYLES.get(name, "red"))
 
 
@@ -40,7 +43,10 @@ def setting(value: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Format a setting or a measured value, a long number with four digits, and several texts."""
+    """Format a setting or a measured value.
+
+    A long number has four digits, and several texts are joined.
+    """
     if isinstance(value, str) and len(value) > 8 and DECIMAL.fullmatch(value):
         return f"{float(value):.4g}"
     if value is None or isinstance(value, float):
@@ -73,5 +79,6 @@ def moment(seconds: float | None) -> str:
         return (
             f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
         )
-    except (ValueError, OverflowError, OSError):  # beyond the calendar
+    except (ValueError, OverflowError, OSError):
+        # The moment is beyond the calendar.
         return NONE

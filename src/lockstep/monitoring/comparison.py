@@ -1,4 +1,4 @@
-"""`lockstep compare`: settings in which runs differ, and their results, side by side."""
+"""`lockstep compare`: shows settings in which runs differ, and their results, side by side."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
 from lockstep.system.trees import from_yaml, leaves
 
-OTHERWISE = ("resume", "sweep", "launcher")  # settings that do not change the training
+OTHERWISE = ("resume", "sweep", "launcher")  # These settings do not change the training.
 Row = tuple[str, list[Any]]
 
 
@@ -51,7 +51,10 @@ def show_settings(settings: Sequence[Row]) -> None:
 
 
 def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
-    """Print a table with a column per run; those that do not fit into the terminal follow in further tables."""
+    """Print a table with a column per run.
+
+    Columns that do not fit into the terminal follow in further tables.
+    """
     out, first, num_runs = terminal(), 0, len(rows[0][1])
     while first < num_runs:
         print()
@@ -62,11 +65,14 @@ def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def differences(folders: Sequence[RunFolder]) -> list[Row]:
-    """List the keys whose values differ, with those of each run, None without the key. Raises ValueError."""
+    """List the keys whose values differ, with the value of each run, or None without the key.
+
+    Raises ValueError for a configuration that cannot be read.
+    """
     flat = [_settings(folder) for folder in folders]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
-    # as JSON: True equals 1 and 1.0 in Python
+    # The values are compared as JSON, because True equals 1 and 1.0 in Python.
     return [
         (key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1
     ]
@@ -76,7 +82,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
     try:
         tree = from_yaml(read_text(folder.config))
         settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
-        # a date, which is a type of YAML, as text
+        # A date, which is a type of YAML, becomes text.
         return {
             key: json.loads(json.dumps(redact(value, key), default=str)) for key, value in settings
         }

@@ -1,4 +1,4 @@
-"""The runs below a folder, with the values by which `lockstep runs` sorts them."""
+"""Lists the runs below a folder, with the values by which `lockstep runs` sorts them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,17 @@ DEFAULT_ROOT = "outputs"
 
 @dataclass(frozen=True)
 class Listed:
-    """A run and its facts; `since` is the start of its last session, or else when it was created."""
+    """A run and its facts.
+
+    `since` is the start of its last session, or else when it was created, in seconds since 1970.
+    """
 
     discovered: DiscoveredRun
     facts: dict[str, Any]
     since: float
 
     def value(self, key: str) -> Any:
-        """Return a fact, a metric or a typed setting by its key; None if the run has none."""
+        """Return a fact, a metric or a typed setting by its key, or None if the run has none."""
         pairs = (text.lstrip("+").partition("=") for text in self.facts["overrides"])
         typed = {name: value for name, _, value in pairs}
         renamed = {"started": self.since or None, "s/epoch": self.facts.get("epoch_s")}
@@ -37,7 +40,10 @@ def all_runs(watched: Watched) -> list[Listed]:
 
 
 def root_of(folder: str) -> Path:
-    """Return the folder to search. Raises FileNotFoundError if it does not exist, but for the default."""
+    """Return the folder to search.
+
+    Raises FileNotFoundError if it does not exist, unless it is the default.
+    """
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
         what = f"{folder} is not a folder"

@@ -1,4 +1,4 @@
-"""`lockstep status`: one run, and the commands to use next."""
+"""`lockstep status`: shows one run, and the commands to use next."""
 
 import time
 from typing import Any
@@ -74,7 +74,7 @@ def _epoch_of_metrics(facts: dict[str, Any]) -> str:
 
 
 def _since(moment: float) -> float:
-    """Return the seconds since a moment, 0 if a clock was set back."""
+    """Return the seconds since a moment, or 0 if a clock was set back."""
     return max(0.0, time.time() - moment)
 
 

@@ -1,4 +1,4 @@
-"""`lockstep runs`: all runs below a folder, a line each."""
+"""`lockstep runs`: lists all runs below a folder, one per line."""
 
 import contextlib
 import math
@@ -24,7 +24,10 @@ COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
 
 
 def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
-    """Print the runs. Returns the exit code. Raises ValueError for a `sort` that no run has."""
+    """Print the runs, and return the exit code.
+
+    Raises ValueError for a `sort` that no run has.
+    """
     root = root_of(folder)
     listed = all_runs(Watched(root, scan_every_s=0.0))
     _check_column(listed, sort.removeprefix("-"))
@@ -50,7 +53,10 @@ def _check_column(runs: Sequence[Listed], key: str) -> None:
 
 
 def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
-    """Sort runs by a column, ascending, or descending with a minus; runs without a value come last."""
+    """Sort runs by a column, in ascending order, or in descending order with a minus.
+
+    Runs without a value come last.
+    """
     name = sort.removeprefix("-")
     overrides = differing_overrides([run.facts for run in runs])
     is_text = name == "settings"
@@ -63,7 +69,7 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
-    """Return the key by which values are compared: numbers first."""
+    """Return the key by which values are compared, with numbers first."""
     with contextlib.suppress(TypeError, ValueError):
         if math.isfinite(number := float(value)):
             return False, number, ""

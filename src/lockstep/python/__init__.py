@@ -1,1 +1,4 @@
-"""From Python: train, look at runs, and predict in a script or a notebook. `lockstep` offers these names."""
+"""The Python interface: train, inspect runs, and predict in a script or a notebook.
+
+The package `lockstep` exports these names.
+"""

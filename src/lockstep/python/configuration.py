@@ -1,4 +1,7 @@
-"""Reads overrides, and the settings of runs, with the checks of the command line, in a process that continues."""
+"""Reads overrides and the settings of runs, in a process that continues.
+
+The checks are those of the command line.
+"""
 
 import contextlib
 import importlib
@@ -19,21 +22,24 @@ from lockstep.runs import gate
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 
-OUTPUT = "hydra.run.dir"  # the only setting of Hydra that concerns a training
+OUTPUT = "hydra.run.dir"  # This is the only setting of Hydra that concerns a training.
 COMPOSING = (OUTPUT, "hydra.searchpath")
 
 
 def is_sweep(typed: Sequence[str]) -> bool:
     """Return whether an override lists several values."""
     for text in typed:
-        with contextlib.suppress(*compose.REFUSALS):  # reported by the check
+        with contextlib.suppress(*compose.REFUSALS):  # The check reports such errors.
             if compose.parse_override(text).is_sweep_override():
                 return True
     return False
 
 
 def check_sweep(typed: Sequence[str]) -> Config:
-    """Check the overrides of a sweep, and return the configuration of its first trial. Raises ConfigError."""
+    """Check the overrides of a sweep, and return the configuration of its first trial.
+
+    Raises ConfigError.
+    """
     enter(None)
     return overrides.plan(typed, compose.source_of(project.current()), is_multirun=True).configs[0]
 
@@ -74,7 +80,7 @@ def readable(typed: Sequence[str]) -> list[str]:
         try:
             override = compose.parse_override(text)
         except compose.REFUSALS:
-            continue  # reported by the check
+            continue  # The check reports such errors.
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
             errors.append(
                 Error(
@@ -96,13 +102,19 @@ def readable(typed: Sequence[str]) -> list[str]:
 
 
 def enter(run: RunFolder | None) -> None:
-    """Call `project.enter` for the project in the current folder; modules written since the last import are found."""
+    """Call `project.enter` for the project in the current folder.
+
+    Modules that were written since the last import are found.
+    """
     importlib.invalidate_caches()
     project.enter(project.current(), run)
 
 
 def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
-    """Read the settings of a run, and make its modules importable. Raises ConfigError or PermissionError."""
+    """Read the settings of a run, and make its modules importable.
+
+    Raises ConfigError or PermissionError.
+    """
     if not is_trusted:
         gate.need_readable(folder)
     config = config_file.load(folder.config)

@@ -22,21 +22,22 @@ from lockstep.models.classifier import ImageFormat
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
 ACCEPTED = (
-    "a path of a file or folder, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, W) or (B, C, H, W) of "
+    "a path of a file or folder, a PIL image, a uint8 array (H, W) or (H, W, C), a tensor (C, H, "
+    "W) or (B, C, H, W) of "
     "uint8 or floats, or a list of these"
 )
 
 
 class Inputs(NamedTuple):
-    """Images (n, C, H, W) of the size of the network, uint8 or floats, and the file of each, or None.
+    """Images (n, C, H, W) of the input size of the network, uint8 or floats, and their files.
 
-    `errors` are those of files in a folder that cannot be read, by file; their images are
-    arbitrary.
+    The file of an image can be None. `errors` are those of files in a folder that cannot be read,
+    by file. The images of such files are arbitrary.
     """
 
     images: Tensor
     files: Sequence[str | None]
-    is_one: bool  # a single image was given, not a sequence of one
+    is_one: bool  # true for a single image, false for a sequence of one
     errors: Mapping[str | None, str] = {}
 
 
@@ -72,7 +73,7 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
     if isinstance(given, Image.Image):
         try:
             pixels = pixels_of(given, channels, view.background)
-        # Pillow reads a file when its pixels are needed, and decoders raise anything
+        # Pillow reads a file when its pixels are needed, and decoders can raise any error.
         except Exception as error:
             raise ValueError(
                 f"This image cannot be used ({error}): give another, or floats as a tensor."
@@ -94,7 +95,10 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
 
 
 def _check_tensor(given: Tensor, form: ImageFormat, view: View) -> Tensor:
-    """Return the images (n, C, H, W) of a tensor, viewed as files are, unless the network takes floats."""
+    """Return the images (n, C, H, W) of a tensor.
+
+    They are preprocessed like files, unless the network takes floats.
+    """
     name = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
     channels, height, width = form.image_shape
     images = given.detach().unsqueeze(0) if given.dim() == 3 else given.detach()
@@ -106,7 +110,8 @@ def _check_tensor(given: Tensor, form: ImageFormat, view: View) -> Tensor:
     if images.is_floating_point() and form.is_float:
         if images.shape[2:] != (height, width):
             raise ValueError(
-                f"{name} does not fit the network, which takes floats of shape {form.image_shape} here."
+                f"{name} does not fit the network, which takes floats of shape {form.image_shape} "
+                "here."
             )
         return images
     if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):

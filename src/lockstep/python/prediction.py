@@ -1,4 +1,4 @@
-"""`lockstep.Prediction` and `lockstep.Predictions`: the outputs of a network for one image, and for several."""
+"""`lockstep.Prediction` and `lockstep.Predictions`: the outputs of a network for images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from lockstep.inference import selective
 
-CERTAIN = 0.5  # a label is predicted from this probability on
+CERTAIN = 0.5  # A label is predicted from this probability on.
 MAX_PREDICTIONS_SHOWN = 5  # predictions in `repr`
 
 
@@ -17,9 +17,9 @@ MAX_PREDICTIONS_SHOWN = 5  # predictions in `repr`
 class Prediction:
     """The prediction for one image: `values` (C, ...) in host memory, for each of `class_names`.
 
-    Values are the probabilities of classes or of labels, or numbers. `kind` is the kind of the
+    Values are the probabilities of classes or of labels, or numbers. `kind` is the type of the
     names: classes, labels, numbers, or that of a custom task. `file` is the image file, or None.
-    The class is `unknown` up to a probability of `threshold`. Of a file that cannot be read,
+    The class is `unknown` up to a probability of `threshold`. For a file that cannot be read,
     `error` is the reason, and values are NaN.
     """
 
@@ -34,8 +34,8 @@ class Prediction:
     def class_name(self) -> str:
         """The most probable class, or `unknown`.
 
-        Raises AttributeError for others, and ValueError with the `error` of a file, as the
-        properties below.
+        Raises AttributeError for other types of predictions, and ValueError with the `error` of a
+        file, like the properties below.
         """
         values = self._only("class_name", "classes")
         number = (
@@ -92,14 +92,16 @@ class Prediction:
             return f"Prediction({self.class_name!r}, probability {self.probability:.4f})"
         if len(self.class_names) != len(self.values):
             return f"Prediction({len(self.values)} {self.kind})"
-        return f"Prediction({', '.join(f'{name!r}: {value:.4g}' for name, value in self._dict(self.values).items())})"
+        return f"""Prediction({
+            ", ".join(f"{name!r}: {value:.4g}" for name, value in self._dict(self.values).items())
+        })"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictions(Sequence[Prediction]):
     """The predictions for B images, in their order: a sequence of `Prediction`.
 
-    `values` (B, C, ...) are in host memory; `files` has the file of each image, or None. `errors`
+    `values` (B, C, ...) are in host memory. `files` has the file of each image, or None. `errors`
     has the reason for each file that cannot be read.
     """
 

@@ -43,20 +43,22 @@ def load(
     max_error: float | None = None,
     trust: bool = False,
 ) -> "Predictor":
-    """Load the trained network of a run: its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
+    """Load the trained network of a run.
+
+    The run is its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
 
     The device is that of a training with these settings on this machine: its first GPU, else its
-    CPU. It computes in float32, after a training in float64 in that. `device` selects another one:
-    "cpu", "cuda", "cuda:1". Random states and switches of this process stay unchanged. Without
-    `calibrate` probabilities are those of the trained network, as they are for a run with
-    calibrate=false. With `max_error`, such as 0.05, classes are `unknown` except where at most this
+    CPU. `device` selects another one: "cpu", "cuda", "cuda:1". It computes in float32, or in
+    float64 after a training in float64. Random states and switches of this process stay unchanged.
+    Without `calibrate`, probabilities are those of the trained network, as for a run with
+    calibrate=false. With `max_error`, such as 0.05, classes are `unknown` unless at most this
     fraction of the answers is wrong. Only code of known libraries and of the project in the current
-    folder is called; with `trust`, any code that the run folder names.
+    folder is called. With `trust`, any code that the run folder names is called.
 
-    Raises FileNotFoundError if the run or its checkpoint does not exist, ValueError if the
-    checkpoint is damaged or the device does not exist, and ConfigError, a ValueError, for untrusted
-    or missing modules, an error rate that cannot be kept, and for a custom LightningModule, which
-    has no task that predicts.
+    Raises FileNotFoundError if the run or its checkpoint does not exist. Raises ValueError if the
+    checkpoint is damaged or the device does not exist. Raises ConfigError, a ValueError, for
+    untrusted or missing modules, and for an error rate that cannot be kept. Also raises it for a
+    custom LightningModule, which has no task that predicts.
     """
     folder = naming.find(os.fspath(run))
     if checkpoint not in ("best", "last"):
@@ -77,7 +79,11 @@ def load(
 
 @contextlib.contextmanager
 def _keep_global_state() -> Iterator[None]:
-    """Restore random states, the search path, the current GPU and the precision of float32 products after the block."""
+    """Restore the global state of this process after the block.
+
+    It consists of random states, the search path, the current GPU and the precision of float32
+    products.
+    """
     states, path = (random.getstate(), np.random.get_state()), list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     current = torch.cuda.current_device() if gpus else 0
@@ -93,7 +99,10 @@ def _keep_global_state() -> Iterator[None]:
 
 
 def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int], str | None]:
-    """Return trainer.devices and strategy for a network on `device`, in one process. Raises ValueError."""
+    """Return trainer.devices and strategy for a network on `device`, in one process.
+
+    Raises ValueError.
+    """
     if device is None:
         return 1, None
     known = torch.device(device)
@@ -109,12 +118,12 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
 
 
 class Predictor:
-    """A trained network that is called with images; made by `lockstep.load`.
+    """A trained network that is called with images. It is created by `lockstep.load`.
 
-    Images are prepared as in an evaluation and in `lockstep predict`: files and PIL images are
-    turned upright, laid on the background of the run if transparent, and converted to grey or RGB.
-    Images are scaled, and cropped or padded to the size of the network, as the run does. Batches
-    have eval_batch_size images.
+    Images are preprocessed as in an evaluation and in `lockstep predict`. For files and PIL images,
+    the EXIF orientation is applied. They are composited on the background of the run if
+    transparent, and converted to grayscale or RGB. Images are scaled, and cropped or padded to the
+    input size of the network, as the run does. Batches have eval_batch_size images.
     """
 
     def __init__(
@@ -134,7 +143,7 @@ class Predictor:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the input of the network."""
+        """The shape (C, H, W) of the input of the network."""
         channels, height, width = self._module.image_format.image_shape
         return channels, height, width
 
@@ -143,7 +152,7 @@ class Predictor:
         """The device of the network."""
         return self._module.device
 
-    # a path can be a file or a folder, and a tensor one image or several
+    # A path can be a file or a folder, and a tensor one image or several.
     @overload
     def __call__(self, images: Image.Image | NDArray[np.uint8]) -> Prediction: ...
     @overload
@@ -154,10 +163,12 @@ class Predictor:
         """Predict one image, as a `Prediction`, or several, as `Predictions` in their order.
 
         One image is the path of a file, a PIL image, a uint8 array (H, W) or (H, W, C) of RGB, or a
-        tensor (C, H, W). Several are the path of a folder, whose files are sorted, a tensor (B, C,
-        H, W), or a list of any of these. Values of uint8 tensors are 0 to 255. Values of float
-        tensors are 0 to 1, not normalized, and are rounded to bytes, on which the network was
-        trained. A network that was trained on custom floats takes floats of its size, unchanged.
+        tensor (C, H, W). Several images are the path of a folder, whose files are sorted, a tensor
+        (B, C, H, W), or a list of any of these.
+
+        Values of uint8 tensors are 0 to 255. Values of float tensors are 0 to 1, not normalized,
+        and are rounded to bytes, on which the network was trained. A network that was trained on
+        custom floats takes floats of its input size, unchanged.
 
         A file in a folder that cannot be read has a prediction with its `error`. Raises ValueError
         for other such files and anything else, and FileNotFoundError for a path that does not
@@ -173,12 +184,13 @@ class Predictor:
         return predictions[0] if not is_many and found[0].is_one else predictions
 
     def features(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Return the features (n, D) of one image or several, given as in a call: what the last layer takes.
+        """Return the features (n, D) of one image or several: the inputs of the last layer.
 
-        They are in host memory, in float32, or float64 for a run in float64. Of maps and tokens it
-        is the mean over positions; of files in a folder that cannot be read it is NaN. `lockstep
-        embed` writes the same, up to rounding. Raises what a call raises, and ConfigError, a
-        ValueError, for a network without such a layer.
+        Images are given as in a call. Features are in host memory, in float32, or float64 for a run
+        in float64. Feature maps and tokens are averaged over positions. Features of files in a
+        folder that cannot be read are NaN. `lockstep embed` writes the same values, up to rounding.
+        Raises the errors of a call, and ConfigError, a ValueError, for a network without such a
+        layer.
         """
         return self._values(images, embed.features)[0]
 
@@ -187,7 +199,7 @@ class Predictor:
         images: ImageLike | Sequence[ImageLike],
         compute: Callable[[Classifier, Tensor], Tensor],
     ) -> tuple[Tensor, list[Inputs]]:
-        """Return the values (n, ...) of all images, in host memory, and these as `compute` gets them."""
+        """Return the values (n, ...) of all images, in host memory, and the inputs of `compute`."""
         given = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         found = [inputs_of(image, self._module.image_format, self._view) for image in given]
         values: list[Tensor] = []
@@ -198,7 +210,7 @@ class Predictor:
             set_tf32(self.precision == "tf32")
             for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
                 for batch in torch.cat(list(alike)).split(self._batch_size):
-                    # a GPU may reuse the memory for the next batch
+                    # A GPU may reuse the memory for the next batch.
                     values.append(compute(self._module, batch).cpu())
         joined = torch.cat(values)
         is_broken = torch.tensor(
@@ -211,4 +223,7 @@ class Predictor:
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
         what = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
-        return f"Predictor({naming.display_path(self.checkpoint)}: {what}, {self.precision} on {self.device})"
+        return (
+            f"Predictor({naming.display_path(self.checkpoint)}: {what}, "
+            f"{self.precision} on {self.device})"
+        )

@@ -28,13 +28,14 @@ FACTS = (
 
 
 class Run(Mapping[str, Any]):
-    """A run by its folder, or `latest` for the newest below outputs/. Every access reads the files of the run.
+    """A run by its folder, or `latest` for the newest below outputs/.
 
-    As a mapping it is a table row: pandas.DataFrame(lockstep.runs()) has its keys as columns. They
-    are the settings, the progress, and the metrics of one epoch, `metrics_epoch`: the best one of a
-    finished run, with its test, else the newest. `started` is a datetime of this time zone,
-    `elapsed_s` is in seconds, unknown values are None. Raises FileNotFoundError, which names the
-    newest runs, without a run there.
+    Every access reads the files of the run. As a mapping it is a table row:
+    pandas.DataFrame(lockstep.runs()) has its keys as columns. They are the settings, the progress,
+    and the metrics of one epoch, `metrics_epoch`. This is the best epoch of a finished run, with
+    its test, else the newest. `started` is a datetime in the local time zone, `elapsed_s` is in
+    seconds, and unknown values are None. Raises FileNotFoundError, which names the newest runs, if
+    there is no run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -42,7 +43,7 @@ class Run(Mapping[str, Any]):
 
     @property
     def path(self) -> Path:
-        """The folder of the run, absolute."""
+        """The absolute path of the run folder."""
         return self._folder.path
 
     @property
@@ -52,24 +53,27 @@ class Run(Mapping[str, Any]):
 
     @property
     def overrides(self) -> list[str]:
-        """The typed overrides."""
+        """The overrides as typed."""
         return self._folder.read_overrides()
 
     @property
     def config(self) -> dict[str, Any]:
         """All settings, nested as in conf/. Raises ConfigError if they cannot be read."""
-        from lockstep.config.saved import config_file  # not needed for a table
+        from lockstep.config.saved import config_file  # A table does not need this import.
 
         return config_file.load_tree(self._folder.config)
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of every epoch: epoch, step, train/loss, val/accuracy, ...; non-finite values are omitted."""
+        """The metrics of every epoch: epoch, step, train/loss, val/accuracy, ...
+
+        Non-finite values are omitted.
+        """
         return discovery.read_rows(self._folder)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The result of a finished run, such as test_accuracy; empty for others."""
+        """The result of a finished run, such as test_accuracy, which is empty for others."""
         return self._folder.read_summary()
 
     def _row(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`lockstep.sweep` and `lockstep.submit`: sweeps, and jobs, from Python."""
+"""`lockstep.sweep` and `lockstep.submit`: sweeps and jobs from Python."""
 
 import signal
 import subprocess
@@ -22,9 +22,10 @@ from lockstep.trials.table import present_table, table_facts
 
 
 class Sweep(NamedTuple):
-    """The trials of a sweep, the best setting first: `rows` has a dictionary of each, with settings, state and results.
+    """The trials of a sweep, the best setting first.
 
-    Seeds or folds of one setting stand together.
+    `rows` has a dictionary for each trial, with settings, state and results. Seeds or folds of one
+    setting are adjacent.
     """
 
     path: Path
@@ -54,12 +55,16 @@ class Job:
         return self._look().state
 
     def wait(self) -> str:
-        """Wait for the end. Returns the state."""
+        """Wait for the end, and return the state."""
         looks = (seen[0] if seen else self._look() for seen in waiting.poll_jobs([self._look()]))
         return next(job.state for job in looks if not job.is_live)
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end. Returns summary.json of the run, table.json of a sweep. Raises RuntimeError without one."""
+        """Wait for the end, and return the result.
+
+        The result is summary.json of a run, or table.json of a sweep. Raises RuntimeError without
+        one.
+        """
         state = self.wait()
         if (found := self._look().result) is None:
             raise RuntimeError(
@@ -68,17 +73,18 @@ class Job:
         return found
 
     def cancel(self) -> None:
-        """Cancel the job; a running one saves a checkpoint first."""
+        """Cancel the job. A running one saves a checkpoint first."""
         if (job := self._look()).is_live:
             jobs.cancel([job])
 
 
 def sweep(overrides: Sequence[str]) -> Sweep:
-    """Run a sweep or a search with the overrides of `python train.py -m`, e.g. `["seed=0,1"]`. Returns its trials.
+    """Run a sweep or a search, and return its trials.
 
-    It prints as the command does, and the same call resumes it. The table has failed and stopped
-    trials too. An interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises
-    ConfigError for wrong settings.
+    `overrides` are those of `python train.py -m`, for example `["seed=0,1"]`. It prints as the
+    command does, and the same call resumes it. The table has failed and stopped trials, too. An
+    interrupt stops all trials with a checkpoint and raises KeyboardInterrupt. Raises ConfigError
+    for wrong settings.
     """
     overrides = configuration.readable(overrides)
     config = configuration.check_sweep(overrides)
@@ -98,10 +104,10 @@ def sweep(overrides: Sequence[str]) -> Sweep:
 
 @close_files_after()
 def submit(overrides: Sequence[str]) -> list[Job]:
-    """Submit a run, or with several values all trials of a sweep, by cluster=slurm or local. Returns the jobs.
+    """Submit a run, or all trials of a sweep for several values, and return the jobs.
 
-    A sweep with cluster=local is one job. Raises ConfigError for wrong settings, or if SLURM
-    refuses.
+    The jobs use cluster=slurm or local. A sweep with cluster=local is one job. Raises ConfigError
+    for wrong settings, or if SLURM rejects the jobs.
     """
     overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
@@ -126,9 +132,13 @@ def submit(overrides: Sequence[str]) -> list[Job]:
 
 
 def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
-    """Run the command of a sweep, and return its trials. Raises ConfigError if it refuses."""
+    """Run the command of a sweep, and return its trials.
+
+    Raises ConfigError if the command rejects its settings.
+    """
     command = [sys.executable, "-m", "lockstep", "train", "-m", *overrides]
-    # in a session of its own, or Ctrl-C would reach it twice, which aborts it
+    # The command has its own session, because otherwise Ctrl-C would reach it twice, which aborts
+    # it.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         code = process.wait()

@@ -13,7 +13,10 @@ from lockstep.system.signals import SignalList
 
 
 class TrainingFailed(RuntimeError):
-    """A training by `lockstep.train` failed; the message has the reason, `run` is the run."""
+    """Raised if a training by `lockstep.train` failed.
+
+    The message contains the reason, and `run` is the run.
+    """
 
     def __init__(self, message: str, run: Run) -> None:
         super().__init__(message)
@@ -21,21 +24,21 @@ class TrainingFailed(RuntimeError):
 
 
 def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
-    """Train with the overrides of `python train.py`, e.g. `["data=digits", "trainer.devices=2"]`. Returns the run.
+    """Train with the overrides of `python train.py`, and return the run.
 
-    `trust` is `--trust` of a resume: any code that the run folder names is called, including that
-    of another project.
+    Overrides are for example `["data=digits", "trainer.devices=2"]`. `trust` is `--trust` of a
+    resume: any code that the run folder names is called, including that of another project.
 
-    The training runs in worker processes, which print where this process prints; this process stays
+    The training runs in worker processes, which print where this process prints. This process stays
     unchanged.
 
     On an interrupt, by Ctrl-C or the stop button of a notebook, the run saves and stops after its
-    next step, and KeyboardInterrupt is raised; a second interrupt aborts it. After other stop
-    signals the run stops, and the handlers of this process are called. A run that `lockstep stop`
-    or trainer.max_time_s stopped is returned, with the state "stopped". In other threads Python
-    handles no signals: use `lockstep stop latest`.
+    next step. KeyboardInterrupt is then raised, and a second interrupt aborts the run. After other
+    stop signals the run stops, and the handlers of this process are called. A run that
+    `lockstep stop` or trainer.max_time_s stopped is returned, with the state "stopped". In other
+    threads Python handles no signals: use `lockstep stop latest`.
 
-    Raises ConfigError, a ValueError, with all errors before anything starts, and TrainingFailed
+    Raises ConfigError, a ValueError, with all errors before anything starts. Raises TrainingFailed
     with the reason if the training fails. Use `python train.py` for sweeps and cluster jobs.
     """
     stop_signals = SignalList()
@@ -49,7 +52,7 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     if code == EXIT_CONFIG:
         raise ConfigError(*errors_of(folder.failure.read_text("utf-8")))
     if stop_signals.received:
-        signal.raise_signal(stop_signals.received)  # to the handlers of this process
+        signal.raise_signal(stop_signals.received)  # The handlers of this process receive it.
     elif code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     return Run(folder.path)

@@ -1,6 +1,6 @@
 """The run folder: the interface between all processes of Lockstep.
 
-The package can be called as the public function `lockstep.runs`, whose name it takes once it is
+The package can be called as the public function `lockstep.runs`, whose name it takes when it is
 imported.
 """
 

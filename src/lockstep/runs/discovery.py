@@ -1,4 +1,7 @@
-"""Find and read all runs below a folder, for tools that list, compare, stop and remove them. Standard library only."""
+"""Find and read all runs below a folder.
+
+It serves tools that list, compare, stop and remove runs, and uses the standard library only.
+"""
 
 import hashlib
 import os
@@ -18,13 +21,13 @@ from lockstep.runs.ranking import LOSS, rank
 DEPTH = 6  # levels of folders that are searched
 STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
 NUMBERS = (
-    "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step", "total_steps", "percent",
-    "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s", "learning_rate", "epoch_s", "best",
-    "skipped_steps",
+    "workers", "train_images", "pid", "started", "updated", "epoch", "max_epochs", "step",
+    "total_steps", "percent", "elapsed_s", "epoch_remaining_s", "remaining_s", "images_per_s",
+    "learning_rate", "epoch_s", "best", "skipped_steps",
 )  # fmt: skip
-# columns of metrics.csv that are not metrics
+# These columns of metrics.csv are not metrics.
 PROGRESS = ("epoch", "step", "seconds", "images_per_s", "learning_rate", "skipped_steps")
-MAX_NOTES_BYTES = 16_384  # bytes of a request; as JSON in ASCII they are up to three times as many
+MAX_NOTES_BYTES = 16_384  # bytes of a request, whose JSON in ASCII can be three times as long
 TEXTS = (
     "state",
     "reason",
@@ -42,16 +45,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class DiscoveredRun:
-    """A run: its folder, its name below the root of the search, and an id that does not reveal the path."""
+    """A run: its folder, its name below the root of the search, and an id.
+
+    The id does not reveal the path.
+    """
 
     id: str
     name: str
     folder: RunFolder
-    sweep: str | None = None  # the name of the folder of its sweep below the root
+    sweep: str | None = None  # name of the folder of its sweep below the root
 
 
 def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
-    """Find every run below `root`, a folder with `file`, by id. Skips links, hidden folders and the code of jobs."""
+    """Find every run below `root`, which is a folder with `file`, and return the runs by id.
+
+    Skips links, hidden folders and the code of jobs.
+    """
     runs: dict[str, DiscoveredRun] = {}
     pending: list[tuple[Path, int, str | None]] = [(root, 0, None)]
     while pending:
@@ -59,16 +68,16 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
         try:
             with os.scandir(path) as entries:
                 listed = list(entries)
-        except OSError:  # removed since, or not readable
+        except OSError:  # The folder was removed since, or is not readable.
             continue
         files = {entry.name for entry in listed if entry.is_file(follow_symlinks=False)}
-        if SWEEP in files and depth > 0:  # inside a sweep, its trials are the rows
+        if SWEEP in files and depth > 0:  # Inside a sweep, its trials are the rows.
             sweep = os.path.relpath(path, root)
         skipped = {CODE}
         if file in files:
             run = _discover(RunFolder(path), os.path.relpath(path, root), sweep)
             runs[run.id] = run
-            skipped.add(WANDB)  # contains config.yaml files of its own
+            skipped.add(WANDB)  # This folder contains config.yaml files that belong to no run.
         if depth < DEPTH:
             kept = (
                 e
@@ -84,15 +93,19 @@ def _discover(folder: RunFolder, name: str, sweep: str | None = None) -> Discove
 
 
 def look_at(folder: RunFolder) -> dict[str, Any]:
-    """Read one run by its folder, as `look` does; `run` is its path as a user types it."""
+    """Read one run by its folder, as `look` does.
+
+    `run` is the path as a user types it.
+    """
     return look(_discover(folder, naming.display_path(folder.path)))
 
 
 def look(run: DiscoveredRun) -> dict[str, Any]:
-    """Read a run: the known fields of its status that have the right type, since anybody may have written the file.
+    """Read a run, with the known fields of its status that have the right type.
 
-    `state` is one of STATES, `metrics` maps names to numbers, `overrides` are those of the command
-    line. `note` and `tags` are there if somebody wrote them, and `noted` is when.
+    Other fields are ignored, because anybody may have written the file. `state` is one of STATES,
+    `metrics` maps names to numbers, and `overrides` are those of the command line. `note` and
+    `tags` are present if somebody wrote them, and `noted` is the time of that.
     """
     folder = run.folder
     overrides = _or_empty(lambda: [str(override) for override in folder.read_overrides()], [])
@@ -120,7 +133,10 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
 
 
 class Watched:
-    """The runs below a folder; ended ones are read again only when their status.json or notes.json changes."""
+    """The runs below a folder.
+
+    Ended runs are read again only when their status.json or notes.json changes.
+    """
 
     def __init__(self, root: Path, *, scan_every_s: float) -> None:
         self.root = root
@@ -130,12 +146,15 @@ class Watched:
         self._known: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
 
     def runs(self, *, is_fresh: bool = False) -> dict[str, DiscoveredRun]:
-        """Return the runs by id; search again if the last search is old, or if `is_fresh`."""
+        """Return the runs by id.
+
+        Search again if the last search is old, or if `is_fresh`.
+        """
         started = time.monotonic()
         if is_fresh or started >= self._next_scan:
             self._runs = scan(self.root)
             ended = time.monotonic()
-            # 2 % of the time at most
+            # Searches take at most 2 % of the time.
             self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))
         return self._runs
 
@@ -149,7 +168,7 @@ class Watched:
 
 
 def modified_ns(path: Path) -> int:
-    """Return the time of the last change of a file in nanoseconds, 0 without a file."""
+    """Return the time of the last change of a file in nanoseconds, or 0 without a file."""
     try:
         return path.stat(follow_symlinks=False).st_mtime_ns
     except OSError:
@@ -157,12 +176,13 @@ def modified_ns(path: Path) -> int:
 
 
 def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
-    """By run id, the overrides that not all runs of `listed` share, in one line.
+    """Return, by run id, the overrides that not all runs of `listed` share, in one line.
 
-    Keys that distinguish the most runs come first, because a table may cut the line.
+    Keys that distinguish the most runs come first, because a table may truncate the line.
     """
     times = Counter(text for facts in listed for text in set(facts["overrides"]))
-    shared: dict[str, int] = {}  # by key, how many runs share a value
+    # For each key, this is the maximum number of runs that share a value.
+    shared: dict[str, int] = {}
     for text, count in times.items():
         shared[_key(text)] = max(count, shared.get(_key(text), 0))
     everywhere = len(listed) if len(listed) > 1 else 2
@@ -182,7 +202,11 @@ def _key(override: str) -> str:
 
 
 def resume_command(run: DiscoveredRun) -> str | None:
-    """Return the command that resumes a run; None for a live or finished run, or without a checkpoint."""
+    """Return the command that resumes a run.
+
+    Returns None for a live or finished run, and for one without a checkpoint. Also returns None for
+    a run that failed because of its loss.
+    """
     folder, facts = run.folder, look(run)
     if (
         facts["state"] not in ("stopped", "failed", "no signal")
@@ -195,14 +219,17 @@ def resume_command(run: DiscoveredRun) -> str | None:
 
 
 def has_bad_loss(facts: dict[str, Any]) -> bool:
-    """Return whether a run failed because its loss was NaN or infinite: resumed as it is, it fails again."""
+    """Return whether a run failed because its loss was NaN or infinite.
+
+    It fails again if it is resumed unchanged.
+    """
     return facts["state"] == "failed" and facts.get("reason", "").startswith(
         "The loss is not finite"
     )
 
 
 def _or_empty(read: Callable[[], T], empty: T) -> T:
-    """Return `read()`, or what is empty for a file that cannot be read."""
+    """Return `read()`, or `empty` for a file that cannot be read."""
     try:
         return read()
     except (OSError, ValueError, TypeError):
@@ -210,7 +237,10 @@ def _or_empty(read: Callable[[], T], empty: T) -> T:
 
 
 def _notes(folder: RunFolder) -> dict[str, Any]:
-    """Read the note and the tags of a run, if there are any. What is longer than the board writes is not read."""
+    """Read the note and the tags of a run, if there are any.
+
+    A file that is longer than the board writes is not read.
+    """
     changed = modified_ns(folder.notes)
     written = (
         _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed else {}
@@ -229,7 +259,10 @@ def _state_before_status(folder: RunFolder) -> str:
 
 
 def read_rows(folder: RunFolder) -> list[dict[str, float]]:
-    """Read the finite numbers of metrics.csv, a row per epoch; empty without a readable file."""
+    """Read the finite numbers of metrics.csv, one row per epoch.
+
+    The list is empty without a readable file.
+    """
     cells = _or_empty(folder.read_metrics, [])
     rows = [
         {name: value for name, text in row.items() if (value := _number(text)) is not None}
@@ -239,7 +272,10 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
 
 
 def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dict[str, float]:
-    """Return the row of the epoch of best.ckpt, of equal ones the last; empty if none has the metric."""
+    """Return the row of the epoch of best.ckpt, which is the last one of equal ones.
+
+    The row is empty if no row has the metric.
+    """
     monitored = [row for row in reversed(rows) if monitor in row]
     return min(
         monitored, key=lambda row: rank(row[monitor], row.get(LOSS), is_max=is_max), default={}
@@ -247,9 +283,10 @@ def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dic
 
 
 def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Return the facts of `look` with the metrics of one epoch, `metrics_epoch`, and those of the test.
+    """Return the facts of `look` with the metrics of one epoch, `metrics_epoch`, and of the test.
 
-    It is the best epoch of a finished run, whose network was tested, else the newest complete one.
+    For a finished run it is the best epoch, whose network was tested. Otherwise it is the newest
+    complete one.
     """
     rows = read_rows(folder)
     row = rows[-1] if rows else {}
@@ -271,12 +308,15 @@ def is_number(value: Any) -> bool:
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any]:
-    """Read the result of a finished run; empty without a readable file."""
+    """Read the result of a finished run, which is empty without a readable file."""
     return _or_empty(folder.read_summary, {})
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
-    """Read the test results of a finished run by metric, such as test/accuracy; empty for others."""
+    """Read the test results of a finished run by metric, such as test/accuracy.
+
+    The result is empty for other runs.
+    """
     results = read_summary(folder).items()
     tests = {
         name: value for name, value in results if name.startswith("test_") and name != "test_images"
@@ -285,10 +325,10 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
-    """Read the newest confusion matrix of a run, of the test before the validation; None if there is none.
+    """Read the newest confusion matrix of a run, or return None if there is none.
 
-    `split`, `step`, `classes` (C names out of `num_classes`) and `counts` (C, C), true classes
-    down.
+    The one of the test comes before that of the validation. The keys are `split`, `step`, `classes`
+    (C names out of `num_classes`) and `counts` (C, C), with true classes as rows.
     """
     for split in ("test", "val"):
         if confusion := _or_empty(partial(read_json, folder.confusion(split)), {}):

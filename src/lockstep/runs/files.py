@@ -1,4 +1,7 @@
-"""Atomic files, locks, JSON and CSV. Readers take regular files of a limited size: anybody may have written them."""
+"""Atomic files, locks, JSON and CSV.
+
+Readers accept only regular files of a limited size, because anybody may have written them.
+"""
 
 import contextlib
 import csv
@@ -20,25 +23,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # what `temporary_name` returns
-# in front of text that a spreadsheet would run as a formula (OWASP, "CSV injection"), quoted or
-# not, also if it takes ; or a tab for the separator; no number matches
+LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # matches names that `temporary_name` returns
+# Matches before text that a spreadsheet would run as a formula (OWASP, "CSV injection"). The text
+# may be quoted or not, and the separator may be a semicolon or a tab. No number matches.
 FORMULA = re.compile(
     r"(?:^|(?<=[;\t\r\n]))(?!-?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)(?![^;\t\r\n]))(?=['\"]*[=+\-@])",
     re.IGNORECASE,
 )
 MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
-MAX_TEXT_BYTES = 2**26  # bytes of a text: a metrics.csv of 500,000 epochs
-# bytes of images.json.gz: those of ImageNet-21k, 14 million images, take 0.7 GB
+MAX_TEXT_BYTES = 2**26  # maximum size of a text: a metrics.csv of 500,000 epochs
+# Maximum unpacked size of images.json.gz. That of ImageNet-21k, with 14 million images, has 0.7 GB.
 MAX_UNPACKED_BYTES = 2**30
 DEEPEST = 100  # levels of JSON
-# may contain secrets, which a resume needs
+# These files may contain secrets, which a resume needs.
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")
 
 
 @contextlib.contextmanager
 def parent_of(path: Path) -> Iterator[int]:
-    """Open the folder of a file as a descriptor, so that no link can take its place. Raises OSError for a link."""
+    """Open the folder of a file as a descriptor, so that no link can take its place.
+
+    Raises OSError for a link.
+    """
     number = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield number
@@ -48,10 +54,10 @@ def parent_of(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Write a file that replaces `path` in one step when the block succeeds, and is removed when it fails.
+    """Write a file that replaces `path` atomically when the block succeeds.
 
-    A reader gets the old content or the new one, also after a power cut. The folder of `path` must
-    be no link.
+    The file is removed when the block fails. A reader gets the old content or the new one, also
+    after a power failure. The folder of `path` must not be a link.
     """
     temporary = temporary_name(path)
     mode = 0o600 if path.name in PRIVATE else 0o644
@@ -72,11 +78,11 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)
-            # makes the rename durable, on file systems that support it
+            # This makes the rename durable, on file systems that support it.
             with contextlib.suppress(OSError):
                 os.fsync(folder)
     except OSError as error:
-        if error.filename in (None, temporary):  # a full disk does not name the file
+        if error.filename in (None, temporary):  # The error of a full disk does not name the file.
             error.filename, error.filename2 = str(path), None
         raise
 
@@ -92,9 +98,14 @@ def remove(path: Path) -> None:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file to append to it. Raises OSError for links, hard links, and everything but a file."""
+    """Open a file to append to it.
+
+    Raises OSError for links, hard links, and everything that is not a file.
+    """
     with parent_of(path) as folder:
-        file = open(no_link(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder), "r+b")  # noqa: SIM115
+        file = open(  # noqa: SIM115
+            no_link(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder), "r+b"
+        )
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
         raise OSError(errno.EPERM, "a hard link", str(path))
@@ -113,15 +124,15 @@ def move(folder: Path, path: Path) -> None:
 def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
     """Hold the lock of a file, which is created if necessary.
 
-    Raises BlockingIOError if another process holds it, unless this one waits for it (`is_patient`).
+    If another process holds it, wait if `is_patient`, else raise BlockingIOError.
     """
     with open(path, "ab", opener=no_link) as file:
-        # only users who can write the file may take its lock: reading is enough for flock
+        # Only users who can write the file may take its lock, but reading is enough for flock.
         writers = os.fstat(file.fileno()).st_mode & 0o222
-        with contextlib.suppress(PermissionError):  # the file of another user
+        with contextlib.suppress(PermissionError):  # The file belongs to another user.
             os.fchmod(file.fileno(), writers | writers << 1)
         attempts = itertools.count() if is_patient else range(19)
-        for _ in attempts:  # `is_held` in another process takes the lock for an instant
+        for _ in attempts:  # `is_held` in another process takes the lock for a short time.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -132,7 +143,10 @@ def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
 
 
 def is_held(path: Path) -> bool | None:
-    """Check whether a live process on this machine holds the lock of a file; None if it cannot be opened."""
+    """Check whether a live process on this machine holds the lock of a file.
+
+    Returns None if the file cannot be opened.
+    """
     try:
         with open(path, "rb", opener=no_link) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -140,13 +154,16 @@ def is_held(path: Path) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError:  # of another user, or no regular file
+    except OSError:  # The file belongs to another user, or is not a regular file.
         return None
     return False
 
 
 def remove_leftovers(path: Path, *, is_deep: bool = True) -> None:
-    """Remove temporary files of killed writers; `is_deep`: also in subfolders. Hold the lock of the folder."""
+    """Remove temporary files of killed writers, also in subfolders if `is_deep`.
+
+    The caller holds the lock of the folder.
+    """
     for leftover in path.rglob(".*") if is_deep else path.glob(".*"):
         if LEFTOVER.fullmatch(leftover.name):
             remove(leftover)
@@ -162,7 +179,10 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path, largest: int = MAX_TEXT_BYTES) -> dict[str, Any]:
-    """Read a JSON object, or that of a .gz; empty without a file. Raises OSError, and ValueError with its name."""
+    """Read a JSON object, also from a .gz file. It is empty without a file.
+
+    Raises OSError, or ValueError with the name of the file.
+    """
     try:
         content = read_bytes(path, largest)
     except (FileNotFoundError, NotADirectoryError):
@@ -188,7 +208,10 @@ def _unpack(content: bytes) -> bytes:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON, with None for numbers that are not finite. Raises ValueError for anything else and for deep trees."""
+    """Parse JSON, with None for numbers that are not finite.
+
+    Raises ValueError for anything else and for deep trees.
+    """
     try:
         return _finite(json.loads(text))
     except RecursionError as error:
@@ -196,7 +219,10 @@ def from_json(text: str | bytes) -> Any:
 
 
 def read_bytes(path: Path, largest: int = MAX_TEXT_BYTES) -> bytes:
-    """Read a file. Raises OSError for a link, a pipe and the like, ValueError for a file of more bytes."""
+    """Read a file.
+
+    Raises OSError for a link, a pipe and the like, and ValueError for a file of more bytes.
+    """
     with open(path, "rb", opener=no_link) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -205,15 +231,19 @@ def read_bytes(path: Path, largest: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read UTF-8 text. Raises ValueError for other bytes, and what `read_bytes` raises."""
+    """Read UTF-8 text.
+
+    Raises ValueError for other bytes, and the errors of `read_bytes`.
+    """
     return read_bytes(path).decode()
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a CSV file by column, one a line; none if there is no file. Raises what `read_bytes` raises.
+    """Read the rows of a CSV file by column, one per line.
 
-    A spreadsheet may have saved it. Lines of another number of cells are left out, such as an
-    incomplete last one.
+    There are none if the file does not exist. A spreadsheet may have saved the file. Lines with
+    another number of cells are left out, such as an incomplete last one. Raises the errors of
+    `read_bytes`.
     """
     try:
         return _parse_rows(read_bytes(path))
@@ -232,8 +262,8 @@ def _parse_rows(content: bytes) -> list[dict[str, str]]:
 def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], bool]) -> str:
     """Rewrite a CSV file of `append_rows`, if it exists, with the rows that `is_kept` selects.
 
-    `is_kept` receives the whole number in `column`, and the row. A file that another program wrote
-    or damaged is renamed first. Returns a line to print on that, else an empty one.
+    `is_kept` receives the integer in `column`, and the row. A file that another program wrote or
+    damaged is renamed first. Returns a line to print about that, else an empty one.
     """
     try:
         content = read_bytes(path)
@@ -244,7 +274,7 @@ def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], 
         )
     except FileNotFoundError:
         return ""
-    except ValueError:  # too large
+    except ValueError:  # The file is too large.
         rows, is_whole = [], False
     numbered = [(int(row[column]), row) for row in rows if row.get(column, "").isdecimal()]
     is_whole &= len(numbered) == len(rows)
@@ -253,13 +283,19 @@ def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], 
         names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
         aside = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
         path.rename(aside)
-        note = f"{path} was damaged or changed: kept as {aside.name}, continued with its {len(numbered)} readable rows"
+        note = (
+            f"{path} was damaged or changed: kept as {aside.name}, "
+            f"continued with its {len(numbered)} readable rows"
+        )
     write_rows(path, [row for number, row in numbered if is_kept(number, row)])
     return note
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Format rows as CSV; text that a spreadsheet would run as a formula gets a `'` in front."""
+    """Format rows as CSV.
+
+    Text that a spreadsheet would run as a formula is prefixed with a `'`.
+    """
     safe = (
         [FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
@@ -274,7 +310,7 @@ def uncell(text: str) -> str:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Replace a CSV file; its columns are those of all rows, in order of appearance."""
+    """Replace a CSV file. Its columns are those of all rows, in order of appearance."""
     write_atomically(path, _format_rows(rows))
 
 
@@ -302,7 +338,7 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _cut_half_line(file: BinaryIO) -> None:
-    """Cut what follows the last newline, such as half a row from a full disk."""
+    """Truncate the file after the last newline, for example after half a row from a full disk."""
     file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
     if file.read() not in (b"", b"\n"):
         file.seek(0)
@@ -310,7 +346,10 @@ def _cut_half_line(file: BinaryIO) -> None:
 
 
 def is_own_folder(path: Path) -> bool:
-    """Check that a folder is of this user and no link: in /tmp, other users can create any name."""
+    """Check that a folder belongs to this user and is not a link.
+
+    In /tmp, other users can create any name.
+    """
     state = os.stat(path, follow_symlinks=False)
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
 
@@ -318,15 +357,15 @@ def is_own_folder(path: Path) -> bool:
 def owner(path: Path) -> str:
     try:
         return path.owner()
-    except KeyError:  # a user of another machine or of a container
+    except KeyError:  # The user belongs to another machine or to a container.
         return f"user {path.stat().st_uid}"
 
 
 def no_link(path: str, flags: int, folder: int | None = None) -> int:
-    """Open a regular file, as an opener for `open`. Raises OSError for a link, a pipe, a device and the like.
+    """Open a regular file, as an opener for `open`.
 
     A relative path begins in the descriptor `folder`, if given. Only this user may write a new
-    file.
+    file. Raises OSError for a link, a pipe, a device and the like.
     """
     try:
         number = os.open(
@@ -344,13 +383,13 @@ def no_link(path: str, flags: int, folder: int | None = None) -> int:
 
 
 def to_json(value: Any) -> str:
-    """Format plain values as JSON; numbers that are not finite become null."""
+    """Format plain values as JSON. Numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=1, allow_nan=False)
 
 
 def print_json(value: Any) -> None:
     """Print plain values as the JSON value of a command."""
-    from lockstep.system import json_output  # a worker does not need it
+    from lockstep.system import json_output  # A worker does not need this import.
 
     json_output.put(_finite(value))
 

@@ -1,6 +1,7 @@
-"""The run folder: the only interface between a training process and tools that watch, stop or read a run.
+"""The run folder: the interface between a training process and the tools around it.
 
-Owns the names and formats of all files in it. Standard library only, so that tools start
+It is the only interface for tools that watch, stop or read a run. This module owns the names and
+formats of all files in the folder. It uses the standard library only, so that tools start
 immediately.
 """
 
@@ -24,18 +25,19 @@ EXIT_INTERRUPTED = 130  # by a second Ctrl-C
 GRACE_S = 5.0  # time for the other ranks to notice a failed one
 LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "pruned", "finished", "failed")
-# the reason in STOP by which a search prunes a run
+# A search prunes a run by this reason in STOP.
 PRUNED = "other trials were better at this point"
-SILENT_S = 600.0  # longer than any step: between two steps a status is written every second
+SILENT_S = 600.0  # longer than any step, because a status is written every second between two steps
 BENCHMARK = "results.json"  # next to the run folders of a benchmark
-# folders of TensorBoard's event files by split: it shows each folder with such files as a run
+# Folders of TensorBoard's event files by split. TensorBoard shows each folder with such files as a
+# run.
 CURVES = {"train": "", "val": "validation", "test": "test"}
 WANDB = "wandb"  # files of Weights & Biases
-CODE = "code"  # the source that a job runs; its config.yaml files belong to no run
+CODE = "code"  # the source that a job runs, whose config.yaml files belong to no run
 JOB = "job.json"  # the record of a job
-JOB_FILES = "job"  # its script and output, a log for every rank
+JOB_FILES = "job"  # the script, the output and a log for every rank of a job
 SWEEP = "sweep.json"  # next to the run folders of a sweep
-JOURNAL = "study.journal"  # Optuna's storage of a search, there too
+JOURNAL = "study.journal"  # Optuna's storage of a search, next to the run folders of a sweep
 
 
 class _File:
@@ -54,50 +56,57 @@ class RunFolder:
 
     path: Path
 
-    config = _File("config.yaml")  # resolved: ranks, trials, tasks and resumes start from it
-    # facts of the start: overrides, folders of modules, environment, id at W&B
+    # The configuration is resolved. Ranks, trials, tasks and resumes start from it.
+    config = _File("config.yaml")
+    # These are facts of the start: overrides, folders of modules, environment, id at W&B.
     facts_file = _File("run.json")
     status_file = _File("status.json")  # state and progress, from the preparation on
     summary = _File("summary.json")  # the result of a finished run
-    metrics = _File("metrics.csv")  # a row per epoch
+    metrics = _File("metrics.csv")  # one row per epoch
     notes = _File("notes.json")  # a text and tags that a person wrote about the run
     checkpoints = _File("checkpoints")
-    # the newest state, from which a resume continues
+    # This is the newest state, from which a resume continues.
     last_checkpoint = _File("checkpoints/last.ckpt")
     best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value
-    # a copy of the checkpoint in `init_from`, for a start from scratch
+    # This is a copy of the checkpoint in `init_from`, for a start from scratch.
     initial_weights = _File("initial.ckpt")
-    # name, target and split of every image of the training, and its classes
+    # This has the name, the target and the split of every image of the training, and its classes.
     images = _File("images.json.gz")
     fold_rows = _File("fold_predictions.csv")  # truth and prediction of every test image of a fold
     pictures = _File("pictures")  # PNG files of right and wrong predictions, and confusion matrices
     network = _File("network.onnx")  # the exported network, or network.pt2
     failure = _File("failure.txt")  # the traceback of the first rank that failed
     scores = _File("scores.json")  # the result of an evaluation or a prediction
-    stop_flag = _File("STOP")  # a request to stop; contains the reason
-    # locked by the process that trains the run; created by the first training
+    stop_flag = _File("STOP")  # a request to stop, with the reason
+    # The process that trains the run locks this file. The first training creates it.
     lock_file = _File(".lock")
     job_file = _File(JOB)  # the record of the last job, and the only one
     job_files = _File(JOB_FILES)
     job_config = _File("job/settings.yaml")  # settings and resources of the job of a command
-    # locked by a background job on this machine, from its start to its end
+    # A background job on this machine locks this file from its start to its end.
     job_lock = _File(".job")
     code = _File(CODE)  # the source of the project when a job was submitted
 
     def curves(self, split: str) -> Path:
-        """Folder of the event files of a split; that of train also contains metrics of no split."""
+        """Return the folder of the event files of a split.
+
+        The folder of train also contains metrics that have no split.
+        """
         return self.path / CURVES[split]
 
     def confusion(self, split: str) -> Path:
-        """JSON with the numbers of the confusion matrix of a split."""
+        """Return the JSON file with the numbers of the confusion matrix of a split."""
         return self.pictures / f"{split}_confusion_matrix.json"
 
     def rank_log(self, rank: int) -> Path:
-        """Output of a rank other than 0."""
+        """Return the output file of a rank other than 0."""
         return self.path / f"rank{rank}.log"
 
     def heartbeat(self, rank: int) -> Path:
-        """Host and process of a live rank, which touches the file every second."""
+        """Return the file with host and process of a live rank.
+
+        The rank touches the file every second.
+        """
         return self.path / f".beat{rank}"
 
     def heartbeats(self) -> dict[int, Path]:
@@ -105,21 +114,33 @@ class RunFolder:
         return {int(rank): path for path, rank in ranks.items() if rank.isdecimal()}
 
     def rendezvous(self, step: str) -> Path:
-        """Address of rank 0 in one start of a job; removed when all ranks have connected."""
+        """Return the file with the address of rank 0 in one start of a job.
+
+        It is removed when all ranks have connected.
+        """
         return self.path / f"rendezvous-{step}"
 
     # -- facts of the start ------------------------------------------------------------------------
 
     def note(self, **facts: Any) -> None:
-        """Add or replace facts in run.json. One process at a time: before a training the parent, then rank 0."""
+        """Add or replace facts in run.json.
+
+        One process may call it at a time: the parent before a training, then rank 0.
+        """
         write_json(self.facts_file, {**read_json(self.facts_file), **facts})
 
     def claim(self, **facts: Any) -> None:
-        """Record that this user made the folder here, with more facts: its inode, which no copy of it has."""
+        """Record that this user created the folder on this machine, with more facts.
+
+        The inode is recorded, which a copy of the folder does not have.
+        """
         self.note(**facts, inode=self.path.stat().st_ino)
 
     def is_made_here(self) -> bool:
-        """Return True if this user made the folder here; a copy or an unpacked archive is not, whoever owns it."""
+        """Return True if this user created the folder on this machine.
+
+        It is False for a copy or an unpacked archive, regardless of its owner.
+        """
         try:
             state = self.path.stat(follow_symlinks=False)
             return state.st_uid == os.geteuid() and self.fact("inode") == state.st_ino
@@ -127,7 +148,7 @@ class RunFolder:
             return False
 
     def fact(self, name: str) -> Any:
-        """Read a fact that `note` has recorded; None if it has not."""
+        """Read a fact that `note` has recorded, or return None if it has not."""
         return read_json(self.facts_file).get(name)
 
     def read_overrides(self) -> list[str]:
@@ -137,11 +158,14 @@ class RunFolder:
     # -- status, summary, metrics and job ----------------------------------------------------------
 
     def write_status(self, **fields: Any) -> None:
-        """Replace status.json. Rank 0 or the parent only."""
+        """Replace status.json. Only rank 0 or the parent may call it."""
         write_json(self.status_file, {**fields, "updated": time.time()})
 
     def update_status(self, **fields: Any) -> None:
-        """Change some fields of status.json, or replace a damaged one. Only while no training writes it."""
+        """Change some fields of status.json, or replace a damaged one.
+
+        Call it only while no training writes the file.
+        """
         try:
             before = read_json(self.status_file)
         except ValueError:
@@ -149,16 +173,16 @@ class RunFolder:
         self.write_status(**{**before, **fields})
 
     def read_status(self) -> dict[str, Any]:
-        """Read the fields of status.json; empty before the first status.
+        """Read the fields of status.json, which are empty before the first status.
 
         A run with a summary is finished, even if it was killed before its last status. A live run
-        with a request to stop has the state "stopping", and "no signal" if its process is gone. For
-        a process of another machine or user that is a status older than `SILENT_S` by the clock of
-        the file system.
+        with a request to stop has the state "stopping". It has the state "no signal" if its process
+        is gone. For a process of another machine or user this means a status older than `SILENT_S`,
+        by the clock of the file system.
         """
         status = read_json(self.status_file)
         if self._is_gone(status):
-            status = read_json(self.status_file)  # it may have finished since
+            status = read_json(self.status_file)  # The run may have finished since.
             if self._is_gone(status):
                 status["state"] = "no signal"
         if status.get("state", "finished") != "finished" and self.summary.is_file():
@@ -177,22 +201,25 @@ class RunFolder:
         write_json(self.summary, summary)
 
     def read_summary(self) -> dict[str, Any]:
-        """Read the result of a finished run; empty for others."""
+        """Read the result of a finished run, which is empty for others."""
         return read_json(self.summary)
 
     def read_job(self) -> dict[str, Any]:
-        """Read the record of the job; empty for a run that was not submitted."""
+        """Read the record of the job, which is empty for a run that was not submitted."""
         return read_json(self.job_file)
 
     def write_job(self, record: dict[str, Any]) -> None:
         write_json(self.job_file, record)
 
     def read_metrics(self) -> list[dict[str, str]]:
-        """Read metrics.csv, a row per epoch, without an incomplete last line."""
+        """Read metrics.csv, one row per epoch, without an incomplete last line."""
         return files.read_rows(self.metrics)
 
     def keep_metrics(self, epoch: int) -> str:
-        """Drop the rows of metrics.csv after `epoch`. Returns a line to print if it is damaged, else an empty one."""
+        """Drop the rows of metrics.csv after `epoch`.
+
+        Returns a line to print if the file is damaged, else an empty one.
+        """
         return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
@@ -205,7 +232,7 @@ class RunFolder:
         self._create(self.stop_flag, f"{reason}\n")
 
     def _create(self, path: Path, text: str) -> None:
-        """Write a file, unless there is one."""
+        """Write a file, unless it exists."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with contextlib.suppress(FileExistsError), files.parent_of(path) as folder:
             number = os.open(path.name, flags, 0o644, dir_fd=folder)
@@ -213,14 +240,14 @@ class RunFolder:
                 file.write(text)
 
     def stop_reason(self) -> str:
-        """Return the reason in STOP; empty without a file, or if it cannot be read."""
+        """Return the reason in STOP, which is empty without a readable file."""
         try:
             return read_text(self.stop_flag).strip()
         except (OSError, ValueError):
             return ""
 
     def stop_request(self) -> str:
-        """Return the request to stop and its reason, as text; empty without one."""
+        """Return the request to stop and its reason as text, which is empty without one."""
         return (
             f"stop flag: {self.stop_reason() or 'no reason given'}"
             if self.stop_flag.exists()
@@ -233,11 +260,11 @@ class RunFolder:
     # -- failures ----------------------------------------------------------------------------------
 
     def record_failure(self, text: str) -> None:
-        """Keep the first failure; later ones are mostly its consequences."""
+        """Keep the first failure. Later ones are mostly its consequences."""
         self._create(self.failure, text)
 
     def failure_cause(self) -> str:
-        """Return the line of failure.txt that names the cause; empty without a failure."""
+        """Return the line of failure.txt that names the cause, which is empty without a failure."""
         from lockstep.system import tracebacks
 
         with contextlib.suppress(OSError, ValueError):
@@ -245,7 +272,10 @@ class RunFolder:
         return ""
 
     def await_failure(self, timeout_s: float) -> None:
-        """Return when a failure is recorded, or after `timeout_s`: the failed rank may have died."""
+        """Return when a failure is recorded, or after `timeout_s`.
+
+        The failed rank may have died before it recorded the failure.
+        """
         deadline = time.monotonic() + timeout_s
         while not self.failure.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -257,9 +287,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def keep_end(self, rejection: type[Exception]) -> Iterator[None]:
-        """Rename the files that record how the run ended, and restore them if the block leaves no newer state.
+        """Rename the files that record how the run ended, and restore them if needed.
 
-        Needs no space on a full disk. A `rejection` restores the configuration and the status, too.
+        They are restored if the block leaves no newer state. This needs no space on a full disk. A
+        `rejection` also restores the configuration and the status.
         """
         before = self._checkpoint_times()
         contents = {
@@ -276,7 +307,7 @@ class RunFolder:
             files.remove(self.failure)
             for path, content in contents.items():
                 if path.read_bytes() != content:
-                    # the disk may have become full
+                    # The disk may have become full.
                     with contextlib.suppress(OSError), files.atomic_file(path) as file:
                         file.write(content)
             raise
@@ -293,44 +324,55 @@ class RunFolder:
         return {path: path.lstat().st_mtime_ns for path in self.checkpoints.glob("*.ckpt")}
 
     def forget_end(self) -> None:
-        """Clear STOP, failure.txt, summary.json and the files of the test before a resume."""
+        """Remove STOP, failure.txt, summary.json and the files of the test before a resume."""
         for path in (self.stop_flag, *self.ended, *self.heartbeats().values()):
             files.remove(path)
 
     # -- one trainer at a time ---------------------------------------------------------------------
 
     def lock(self, *, is_patient: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Lock the run for this process; the kernel releases the lock when the process ends, for any reason.
+        """Lock the run for this process.
 
-        Raises BlockingIOError while another process holds it, unless this one waits (`is_patient`).
+        The kernel releases the lock when the process ends, for any reason. If another process holds
+        the lock, wait if `is_patient`, else raise BlockingIOError.
         """
         return files.hold_lock(self.lock_file, is_patient=is_patient)
 
     def is_locked(self) -> bool | None:
-        """Check whether a live process on this machine trains the run; None for a run of another user."""
+        """Check whether a live process on this machine trains the run.
+
+        Returns None for a run of another user.
+        """
         return files.is_held(self.lock_file)
 
     def now_s(self) -> float:
         """Return the time by the clock of the file system, which may be that of a file server."""
         if self.is_made_here():
-            with contextlib.suppress(OSError):  # never trained, or read-only
+            # The run was never trained, or the folder is read-only.
+            with contextlib.suppress(OSError):
                 os.utime(self.lock_file, follow_symlinks=False)
                 return self.lock_file.lstat().st_mtime
         return time.time()
 
     def has_job_here(self) -> bool | None:
-        """Check whether a background job on this machine is live; None for a job of another user."""
+        """Check whether a background job on this machine is live.
+
+        Returns None for a job of another user.
+        """
         return files.is_held(self.job_lock)
 
     def remove_leftovers(self, *, is_deep: bool = True) -> None:
-        """Remove temporary files of killed writers, such as half a checkpoint; `is_deep`: also in subfolders."""
+        """Remove temporary files of killed writers, such as half a checkpoint.
+
+        If `is_deep`, also remove them in subfolders.
+        """
         files.remove_leftovers(self.path, is_deep=is_deep)
 
     def remove(self, *, kept: Collection[str] = ()) -> None:
-        """Remove all files of the run except those in `kept`. Links are not followed. Hold the lock.
+        """Remove all files of the run except those in `kept`. The caller holds the lock.
 
-        Configuration, facts and lock are removed last, so that an interrupted removal leaves a run
-        that was made here.
+        Links are not followed. Configuration, facts and lock are removed last. An interrupted
+        removal then leaves a run that is recognized as created on this machine.
         """
         last = (self.config, self.facts_file, self.lock_file)
         for entry in list(os.scandir(self.path)):

@@ -1,8 +1,9 @@
-"""The gate to a folder of a run, a sweep or a job: who made it, and whether all in it is what it seems.
+"""Permissions of a folder of a run, a sweep or a job.
 
-A folder that this user did not make here is data: its files are read; nothing in it is executed,
-expanded, followed, written or removed. Refusals are PermissionErrors, with the entry as the file
-name.
+The checks ask who created the folder, and whether all entries in it are what they seem to be. A
+folder that this user did not create on this machine is data. Its files are read, but nothing in it
+is executed, expanded, followed, written or removed. A rejection is a PermissionError, with the
+entry as the file name.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from lockstep.runs.folder import JOB_FILES, WANDB, RunFolder
 
 
 def open_new(path: Path) -> RunFolder:
-    """Create the folder of a new run, sweep, job or benchmark, or use one that is there.
+    """Create the folder of a new run, sweep, job or benchmark, or use an existing one.
 
-    Refuses one in which, or in whose parent, another user can write, and one that contains more
-    than files and folders.
+    Rejects a folder if another user can write in it or in its parent. Also rejects one that
+    contains anything but files and folders. Raises PermissionError.
     """
     path = path.resolve()
     need_private(path)
@@ -32,36 +33,43 @@ def open_new(path: Path) -> RunFolder:
 
 
 def need_own(folder: RunFolder, fix: str, *, is_trusted: bool = False) -> None:
-    """Refuse to write into a folder that is not plain, or not made here by this user unless it `is_trusted`."""
+    """Raise PermissionError for a folder that is not plain, or not created here by this user.
+
+    A folder that `is_trusted` need not be created here. Call it before writing into the folder.
+    """
     if not is_trusted:
         need_made_here(folder, fix)
     need_plain(folder.path)
 
 
 def need_made_here(folder: RunFolder, fix: str) -> None:
-    """Refuse a folder that this user did not make here."""
+    """Raise PermissionError for a folder that this user did not create on this machine."""
     if not folder.is_made_here():
         raise _refusal(folder.path, f"{origin(folder)}: {fix}")
 
 
 def origin(folder: RunFolder) -> str:
-    """Return where a folder comes from that this user did not make here."""
+    """Return the origin of a folder that this user did not create on this machine."""
     if folder.path.stat().st_uid != os.geteuid():
         return f"belongs to {owner(folder.path)}"
     return "was not made here: it was copied, unpacked, or made by an earlier version"
 
 
 def need_readable(folder: RunFolder) -> None:
-    """Refuse to read a folder of another origin that contains more than files and folders."""
+    """Raise PermissionError for a folder of another origin that cannot be read safely.
+
+    Such a folder contains more than files and folders.
+    """
     if not folder.is_made_here():
         need_plain(folder.path)
 
 
 def need_plain(path: Path) -> None:
-    """Refuse links, hard links, pipes and devices below a folder, and what another user than its owner put there.
+    """Raise PermissionError for anything below a folder but files and folders of its owner.
 
-    Weights & Biases and submitit make links, the former to its logs in the home folder, too: they
-    are accepted below the folders of these two.
+    These are links, hard links, pipes and devices, and entries of another user than the owner of
+    the folder. Weights & Biases and submitit create links, which are accepted below their folders.
+    Those of Weights & Biases also point to its logs in the home folder.
     """
     user, linked = (
         path.stat().st_uid,
@@ -94,14 +102,17 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
         with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    entry.stat(follow_symlinks=False)  # which the entry keeps
+                    entry.stat(follow_symlinks=False)  # The entry keeps this state.
                     yield entry
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
 
 
 def need_private(path: Path) -> None:
-    """Refuse a folder, and its parent, in which another user could replace a new run; those that exist are checked."""
+    """Raise PermissionError if another user could replace a new run in a folder or its parent.
+
+    If one of them does not exist, its nearest existing parent is checked.
+    """
     for each in (path, path.parent):
         while not each.exists():
             each = each.parent
@@ -110,10 +121,10 @@ def need_private(path: Path) -> None:
 
 
 def exposure(path: Path) -> str:
-    """Return why another user can replace what is in a folder; empty if none can.
+    """Return why another user can replace the contents of a folder, or an empty text.
 
-    Empty also where others can replace what is in the current folder: the code that runs is theirs
-    already.
+    The text is also empty if others can replace the contents of the current folder, because the
+    code that runs is then already theirs.
     """
     reason = _exposure(path)
     return "" if reason and _exposure(Path.cwd()) else reason
@@ -122,16 +133,25 @@ def exposure(path: Path) -> str:
 def _exposure(path: Path) -> str:
     state = path.stat()
     if state.st_uid not in (0, os.geteuid()):
-        return f"belongs to {owner(path)}, who could replace a run in it: name a folder of yours, or run as its owner"
+        return (
+            f"belongs to {owner(path)}, who could replace a run in it: name a folder of yours, "
+            "or run as its owner"
+        )
     if state.st_mode & stat.S_ISVTX or not state.st_mode & 0o022:
         return ""
     if not state.st_mode & stat.S_IWOTH and _is_private(state.st_gid):
         return ""
-    return f"can be written by other users, who could replace a run in it: chmod go-w {path}, or name another folder"
+    return (
+        f"can be written by other users, who could replace a run in it: chmod go-w {path}, "
+        "or name another folder"
+    )
 
 
 def _is_private(group: int) -> bool:
-    """Return True for the group that a system made for this user alone: it has the user's name, and no members."""
+    """Return True for the group that the system created for this user alone.
+
+    It has the name of the user, and no other members.
+    """
     try:
         name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:

@@ -13,23 +13,29 @@ from pathlib import Path
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
 from lockstep.system.wording import expand_path
 
-NO_TEXTS = ("null", "true", "false", "nan", "inf")  # to Hydra
-SCRIPTLESS = "lockstep train"  # trains in any folder
+NO_TEXTS = ("null", "true", "false", "nan", "inf")  # Hydra parses these as another type.
+SCRIPTLESS = "lockstep train"  # the command that trains in any folder
 TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
 ADOPT = "add --trust (in Python trust=True), with which its code and commands run as yours"
-TRUSTING = "allow any code and commands in the run folder, not only those of this project and known libraries"
+TRUSTING = (
+    "allow any code and commands in the run folder, not only those of this project and known "
+    "libraries"
+)
 
 
 def create_path(root: Path, name: str, now: datetime) -> Path:
-    """Create `root/<date>/<time>_<name>`, with a number if that is taken. Raises PermissionError in a shared folder."""
-    from lockstep.runs import gate  # not imported by workers, which only show names
+    """Create `root/<date>/<time>_<name>`, with a number if that exists.
+
+    Raises PermissionError in a shared folder.
+    """
+    from lockstep.runs import gate  # Workers, which only show names, do not import it.
 
     root.mkdir(parents=True, exist_ok=True)
     gate.need_private(root)
     while True:
         path = free_path(root, name, now)
         gate.need_private(path.parent)
-        with contextlib.suppress(FileExistsError):  # another process has just created it
+        with contextlib.suppress(FileExistsError):  # Another process has just created it.
             path.mkdir(0o755, parents=True)
             return path
 
@@ -39,7 +45,8 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
     from lockstep.runs import gate
 
     day = root / f"{now:%Y-%m-%d}"
-    if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):  # of another user
+    # The folder belongs to another user.
+    if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):
         day = day.with_name(f"{day.name}_{os.geteuid()}")
     stem = day / f"{now:%H-%M-%S}_{name}"
     numbered = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))
@@ -47,7 +54,10 @@ def free_path(root: Path, name: str, now: datetime) -> Path:
 
 
 def link_latest(root: Path, path: Path) -> None:
-    """Point `root/latest` to the run at `path` below `root`, in one step; warn if the link is another user's."""
+    """Point `root/latest` to the run at `path` below `root`, atomically.
+
+    Print a warning if the link belongs to another user.
+    """
     temporary = root / f".latest.{os.getpid()}.{secrets.token_hex(4)}"
     temporary.symlink_to(path.relative_to(root))
     try:
@@ -59,13 +69,16 @@ def link_latest(root: Path, path: Path) -> None:
 
 
 def latest(root: Path) -> str:
-    """Return the target of `root/latest`, empty without a link."""
+    """Return the target of `root/latest`, which is empty without a link."""
     link = root / "latest"
     return os.readlink(link) if link.is_symlink() else ""
 
 
 def link_again(root: Path, path: Path, before: str) -> None:
-    """Restore the target that `root/latest` had `before`, if it points to `path`, which was removed."""
+    """Restore the target that `root/latest` had `before`.
+
+    Nothing changes unless it points to `path`, which was removed.
+    """
     if latest(root) and root / latest(root) == path:
         (root / "latest").unlink()
         if before:
@@ -73,7 +86,10 @@ def link_again(root: Path, path: Path, before: str) -> None:
 
 
 def find(name: str) -> RunFolder:
-    """Return the run at a path, or below outputs/, such as `latest`. Raises FileNotFoundError with a hint."""
+    """Return the run at a path, or below outputs/, such as `latest`.
+
+    Raises FileNotFoundError with a hint.
+    """
     path = expand_path(name)
     paths = (Path(path), Path("outputs") / path)
     for path in paths:
@@ -106,7 +122,10 @@ def quote_path(path: Path) -> str:
 
 
 def short_path(path: Path) -> str:
-    """Format a run as the shortest argument by which `find` finds it: `latest`, or its path below outputs/."""
+    """Format a run as the shortest argument by which `find` finds it.
+
+    The argument is `latest`, or its path below outputs/.
+    """
     outputs = Path("outputs").resolve()
     if path.is_relative_to(outputs):
         path = Path("latest") if outputs / latest(outputs) == path else path.relative_to(outputs)
@@ -114,16 +133,19 @@ def short_path(path: Path) -> str:
 
 
 def metric_name(field: str) -> str:
-    """Return the metric of a field of summary.json: test/accuracy of test_accuracy."""
+    """Return the metric of a field of summary.json, such as test/accuracy for test_accuracy."""
     return re.sub("^test_", "test/", field)
 
 
 def hydra_text(text: str) -> str:
-    """Format text as the value of an override, quoted if it has special characters or looks like another type."""
+    """Format text as the value of an override.
+
+    It is quoted if it has special characters or looks like another type.
+    """
     is_plain = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)
     if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
         return text
-    # Hydra unescapes a backslash only in front of a quote
+    # Hydra unescapes a backslash only in front of a quote.
     return (
         '"'
         + re.sub(
@@ -139,7 +161,7 @@ def resume_override(path: Path) -> str:
 
 
 def training_command() -> str:
-    """Return the command that trains in the current folder: its train.py, if there is one."""
+    """Return the command that trains in the current folder, which is its train.py if it has one."""
     return "python train.py" if Path("train.py").is_file() else SCRIPTLESS
 
 

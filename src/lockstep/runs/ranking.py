@@ -1,14 +1,18 @@
-"""Which of two epochs, or of two runs, is the better one: decided here for best.ckpt, early stopping and sweeps."""
+"""The order of two epochs, or of two runs, by a monitored value.
+
+It decides for best.ckpt, early stopping and sweeps.
+"""
 
 import math
 
-LOSS = "val/loss"  # decides between equal values
+LOSS = "val/loss"  # the metric that decides between equal values
 
 
 def rank(value: float | None, loss: float | None, *, is_max: bool) -> tuple[bool, float, float]:
-    """Return the key by which a monitored value is sorted, the best first; of equal ones the lower loss is better.
+    """Return the key by which a monitored value is sorted, the best first.
 
-    A value that is missing or not finite is worse than all others, whatever its loss.
+    Of equal values, the one with the lower loss is better. A value that is missing or not finite is
+    worse than all others, regardless of its loss.
     """
     if value is None or not math.isfinite(value):
         return True, 0.0, 0.0

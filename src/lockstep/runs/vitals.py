@@ -1,6 +1,6 @@
 """Heartbeats of ranks, and reports of how a process died.
 
-A rank that is killed, frozen or cut off cannot report it; other ranks only notice a broken
+A rank that is killed, frozen or disconnected cannot report it. Other ranks only notice a broken
 connection or a timeout. So each rank touches a file every second, and `faulthandler` writes the
 stack of a fatal signal such as SIGSEGV to the log of the rank. Other ranks and the parent read
 both.
@@ -22,8 +22,8 @@ from lockstep.runs.files import no_link, open_to_append
 from lockstep.runs.folder import RunFolder
 
 HEARTBEAT_S = 1.0
-SILENCE_S = 5.0  # without a heartbeat for this long, a rank is silent
-MAX_STACK_BYTES = 2**20  # bytes at the end of a log: of each thread, Python writes 100 frames
+SILENCE_S = 5.0  # A rank without a heartbeat for this long is silent.
+MAX_STACK_BYTES = 2**20  # bytes at the end of a log: Python writes 100 frames of each thread
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    with contextlib.ExitStack() as held:  # leaves in the opposite order
+    with contextlib.ExitStack() as held:  # The callbacks run in the opposite order.
         held.callback(forget, folder, rank)
         held.callback(thread.join)
         held.callback(is_over.set)
@@ -45,7 +45,7 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
 
 def forget(folder: RunFolder, rank: int) -> None:
     """Remove the heartbeat of a rank that has ended, and its log if that is empty."""
-    with contextlib.suppress(OSError):  # a lost disk must not hide how the rank ended
+    with contextlib.suppress(OSError):  # A lost disk must not hide how the rank ended.
         folder.heartbeat(rank).unlink(missing_ok=True)
         if os.path.getsize(folder.rank_log(rank)) == 0:
             folder.rank_log(rank).unlink()
@@ -53,8 +53,9 @@ def forget(folder: RunFolder, rank: int) -> None:
 
 def _touch(path: Path, is_over: threading.Event) -> None:
     while not is_over.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # a network disk may be unavailable for a moment
-            os.utime(path)  # by the clock of the disk, which is the same for all machines
+        with contextlib.suppress(OSError):  # A network disk may be unavailable for a moment.
+            # The time is that of the clock of the disk, which is the same for all machines.
+            os.utime(path)
 
 
 class Heartbeat(NamedTuple):
@@ -66,10 +67,11 @@ class Heartbeat(NamedTuple):
 
 
 def silent_ranks(folder: RunFolder, world_size: int) -> str:
-    """Report each rank without a heartbeat for `SILENCE_S`, a line each: where, since when, why; "" for none.
+    """Report each rank without a heartbeat for `SILENCE_S`, or return "" if there is none.
 
-    Returns "" immediately when a failure is recorded, which is more precise. Ranks that have ended
-    have no file.
+    There is one line per rank, with its host, the time since when, and possible reasons. Returns ""
+    immediately when a failure is recorded, which is more precise. Ranks that have ended have no
+    file.
     """
     before = _heartbeats(folder)
     deadline = time.monotonic() + SILENCE_S
@@ -88,18 +90,22 @@ def silent_ranks(folder: RunFolder, world_size: int) -> str:
 
 
 def absent_ranks(folder: RunFolder, world_size: int) -> str:
-    """Report the ranks that never had a heartbeat; "" for none."""
+    """Report the ranks that never had a heartbeat, or return "" if there are none."""
     found = _heartbeats(folder)
     ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in found)
     if not ranks:
         return ""
-    return f"rank {ranks} of {world_size} did not start: not launched, stopped during its imports, or killed"
+    return (
+        f"rank {ranks} of {world_size} did not start: not launched, stopped during its imports, "
+        "or killed"
+    )
 
 
 def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
     found = {}
     for rank, path in folder.heartbeats().items():
-        # opened, because a network disk may report an old time of a file that is not
+        # The file is opened, because a network disk may report an old time for a file that is not
+        # open.
         with contextlib.suppress(OSError, ValueError), open(path, opener=no_link) as file:
             host, pid = file.read(1000).split()
             found[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
@@ -107,10 +113,10 @@ def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
 
 
 def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
-    """Report how a process of this machine was ended by a signal: a line, then its stack if Python could write it.
+    """Report how a process of this machine was ended by a signal.
 
-    `code` is the negative number of the signal. The line names the innermost source line outside
-    installed packages.
+    The report is a line, followed by the stack if Python could write it. `code` is the negative
+    number of the signal. The line names the innermost source line outside installed packages.
     """
     from lockstep.system import tracebacks
 
@@ -128,7 +134,8 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
             )
     except OSError:
         stack = ""
-    # of the thread that received the signal; else of the main thread, which comes last
+    # This is the stack of the thread that received the signal, else that of the main thread, which
+    # comes last.
     current, others = stack.partition("Current thread")[2], stack.rpartition("Thread 0x")[2]
     stack = (current or others).partition("\n\n")[0]
     frames = list(tracebacks.FRAME.finditer(stack))

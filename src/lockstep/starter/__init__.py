@@ -1,1 +1,1 @@
-"""`lockstep new`: a custom project next to an installed Lockstep."""
+"""`lockstep new`: creates a custom project next to an installed Lockstep."""

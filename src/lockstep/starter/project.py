@@ -14,18 +14,22 @@ from lockstep.config.composing.compose import SCHEMA
 from lockstep.runs.naming import display_path
 
 FILES = Path(__file__).parent / "files"
-NAME = "flowers"  # replaced by the name of the new project
+NAME = "flowers"  # The name of the new project replaces it.
 DISTRIBUTION = "lockstep-vision"
-REQUIREMENT = f'"{DISTRIBUTION}"'  # in its pyproject.toml
+REQUIREMENT = f'"{DISTRIBUTION}"'  # This is the requirement in its pyproject.toml.
 
 
 def create(path: Path) -> str:
-    """Create a project at an absolute `path`, or nothing. Returns its requirement of Lockstep. Raises ValueError."""
+    """Create a project at an absolute `path`, and return its requirement of Lockstep.
+
+    If this fails, nothing is created. Raises ValueError.
+    """
     name = path.name
     package = name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
         raise ValueError(
-            f"{name!r} is not a valid package name: use lower-case letters, digits and _, as in flowers."
+            f"{name!r} is not a valid package name: use lower-case letters, digits and _, "
+            "as in flowers."
         )
     if importlib.util.find_spec(package) is not None:
         raise ValueError(
@@ -54,7 +58,10 @@ def create(path: Path) -> str:
 
 
 def _requirement() -> str:
-    """Return the requirement for this Lockstep: its origin if pip recorded one, else its version."""
+    """Return the requirement for this Lockstep.
+
+    It is the origin of Lockstep if pip recorded one, or else its version.
+    """
     try:
         text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

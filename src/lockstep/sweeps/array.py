@@ -1,4 +1,7 @@
-"""The trials of a sweep as one array of jobs, and a sweep as one job in the background of this machine."""
+"""The trials of a sweep as one array of jobs.
+
+A sweep can also be one job in the background of this machine.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +22,20 @@ TEST_LATER = "Test the best setting by the same command without cluster=..."
 
 
 def script(path: Path, config: Config, num_trials: int) -> str:
-    """Return the script that would be submitted for the trials of a sweep in `path`. Nothing is written."""
+    """Return the script that would be submitted for the trials of a sweep in `path`.
+
+    Nothing is written.
+    """
     return submission.script(
         RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials
     )
 
 
 def start_background(path: Path, config: Config, arguments: Sequence[str]) -> None:
-    """Start a command without `cluster` in the background, with `path` as its folder. Raises ConfigError."""
+    """Start a command without `cluster` in the background, with `path` as its folder.
+
+    Raises ConfigError.
+    """
     folder = RunFolder(path.resolve())
     submission.refuse_live(folder)
     kept = [
@@ -41,9 +50,12 @@ def start_background(path: Path, config: Config, arguments: Sequence[str]) -> No
 
 
 def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
-    """Submit the trials that are neither done nor live, and show the table. Raises ConfigError."""
+    """Submit the trials that are neither done nor live, and show the table.
+
+    Raises ConfigError.
+    """
     config = made[0][1]
-    # with or without a job
+    # A live trial may have a job or not.
     live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}
     live |= {number: job.state for number, job in live_jobs(ledger).items()}
     left = [
@@ -52,7 +64,9 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
         if trial.state not in DONE and trial.number not in live
     ]
     array = ""
-    ledger.write()  # even if nothing is submitted, so that the same command resumes these trials
+    # The ledger is written even if nothing is submitted, so that the same command resumes these
+    # trials.
+    ledger.write()
     if left:
         with submission.interruptible():
             records = submission.submit_all(
@@ -75,7 +89,10 @@ def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
 
 
 def live_jobs(ledger: Ledger) -> dict[int, Job]:
-    """Return the jobs that wait or run by the numbers of their trials. Raises ConfigError if SLURM does not answer."""
+    """Return the pending and running jobs by the numbers of their trials.
+
+    Raises ConfigError if SLURM does not answer.
+    """
     numbers = {trial.folder: trial.number for trial in ledger.trials}
     return {numbers[job.folder]: job for job in submission.live_jobs(numbers)}
 
@@ -88,7 +105,10 @@ def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     """Describe the submission, and list the commands for it."""
     where = quote_path(ledger.path)
     if num_submitted:
-        text = f"Submitted {plural(num_submitted, 'trial')} as job {array}. The same command shows their progress."
+        text = (
+            f"Submitted {plural(num_submitted, 'trial')} as job {array}. "
+            "The same command shows their progress."
+        )
     elif num_live:
         text = "Nothing to submit: the other trials wait or run."
     else:

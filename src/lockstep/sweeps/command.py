@@ -36,12 +36,15 @@ from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.trials.results import monitored_objective
 from lockstep.trials.table import Table, table, table_facts, write
 
-# of a trial: (overrides, number) -> (config, subfolder)
+# Composes a trial: (overrides, number) -> (config, subfolder)
 Compose = Callable[[Sequence[str], int], tuple[Config, str]]
 
 
 class Sweep(NamedTuple):
-    """A sweep, the settings that its trials share, and the arguments of the command that starts or resumes it."""
+    """A sweep, the settings that its trials share, and the arguments of its command.
+
+    The command starts or resumes the sweep.
+    """
 
     ledger: Ledger
     config: Config
@@ -53,9 +56,10 @@ def prepare_trial(
     overrides: Sequence[str],
     compose: Compose,
 ) -> tuple[Trial, Config]:
-    """Return the known or new trial of some overrides, and its configuration, which is saved in its folder.
+    """Return the known or new trial of some overrides, and its configuration.
 
-    Raises ConfigError if the known trial has other values.
+    The configuration is saved in the folder of the trial. Raises ConfigError if the known trial has
+    other values.
     """
     trial_overrides = trial_of(overrides)
     trial = ledger.find(trial_overrides)
@@ -70,7 +74,7 @@ def prepare_trial(
             )
         )
     config = build.settle_config(config)
-    # a killed command may have left another one's files
+    # A killed command may have left the files of another trial.
     is_new = trial is None or not trial.folder.config.exists()
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
@@ -80,7 +84,7 @@ def prepare_trial(
         _check_same(ledger, trial, before, submission.job_config(config))
     saved = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
-    # a job may read them; its submission writes them again
+    # A job may read the files, and its submission writes them again.
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(
             folder,
@@ -92,7 +96,10 @@ def prepare_trial(
 
 
 def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
-    """Raise ConfigError if a trial would compute something different than before; the number of workers may change."""
+    """Raise ConfigError if a trial would compute something different than before.
+
+    The number of workers may change.
+    """
     tree = keep_settled(config_file.to_tree(config), saved)
     before, after = (
         dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree)
@@ -115,7 +122,10 @@ def check_study(
     overrides: Sequence[str],
     compose: Compose,
 ) -> None:
-    """Raise ConfigError if a resumed study would draw from another space, or train something else."""
+    """Raise ConfigError if a resumed study would change.
+
+    It would then draw from another space, or train something else.
+    """
     if not ledger.trials:
         return
     if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
@@ -134,10 +144,10 @@ def check_study(
 def run_sweep(
     sweep: Sweep, source: Grid, configs: dict[int, Config], *, total: int, num_done: int
 ) -> int:
-    """Run the trials of a source, test the best ones, write and show the table. Returns the exit code.
+    """Run the trials of a source, test the best ones, and write and show the table.
 
-    `configs` maps trial numbers to configurations, and may grow. Of `total` trials `num_done` are
-    done.
+    Returns the exit code. `configs` maps trial numbers to configurations, and may grow. Of `total`
+    trials, `num_done` are done.
     """
     ledger, config, arguments = sweep
     is_submitted = config.cluster.name != "none"
@@ -152,7 +162,7 @@ def run_sweep(
     view = views.View(table_of, total, is_silent=config.silent)
     course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
-    ledger.stop_flag.clear_stop()  # of a sweep that was killed
+    ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
 
     def tell(text: str) -> None:
@@ -167,7 +177,7 @@ def run_sweep(
     tell(source.note)
     chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
     if chosen:
-        for trial in chosen:  # may be of an earlier command
+        for trial in chosen:  # The trial may be from an earlier command.
             project.record(trial.folder)
         what, best = plural(len(chosen), "trial"), table_of({}).best
         if config.sweep.test == "best" and best is not None:
@@ -197,7 +207,10 @@ def run_sweep(
 
 
 def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tuple[Pool, int]:
-    """Return the pool of this machine, and the number of trials that run in parallel. Raises ConfigError."""
+    """Return the pool of this machine, and the number of trials that run in parallel.
+
+    Raises ConfigError.
+    """
     machine = machine_here()
     num_parallel = devices.num_parallel(
         config.launcher, machine, total, list(configs.values()) or [config]
@@ -206,7 +219,7 @@ def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tup
         devices.need(trial_config, machine, num_parallel)
 
     def need_of(trial: Trial) -> devices.Need:
-        # of an earlier command
+        # The trial may be from an earlier command.
         trial_config = configs.get(trial.number) or config_file.load(trial.folder.config)
         return devices.need(trial_config, machine, num_parallel)
 
@@ -217,10 +230,16 @@ def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) ->
     where = display_path(ledger.path)
     verb = "is" if total == 1 else "are"
     if num_done >= total:
-        return f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... starts another sweep."
+        return (
+            f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... "
+            "starts another sweep."
+        )
     how = f"{num_parallel} in parallel" if num_parallel > 1 else "one at a time"
     if any(trial.state != "queued" for trial in ledger.trials):
-        return f"Resuming {where}: {num_done} of {plural(total, 'trial')} {verb} done; the others {how}."
+        return (
+            f"Resuming {where}: {num_done} of {plural(total, 'trial')} {verb} done; "
+            f"the others {how}."
+        )
     return f"A sweep of {plural(total, 'trial')}, {how}, in {where}"
 
 
@@ -240,14 +259,18 @@ def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], st
             name, hint = sweep_table.objective.name, "lockstep eval FOLDER/TRIAL tests one trial."
             return (
                 [],
-                f"No test at the end: no setting has a value of {name} in all of its trials. {hint}",
+                f"No test at the end: no setting has a value of {name} in all of its trials. "
+                f"{hint}",
             )
         rows = [row for row in rows if row.trial.number in best.trials]
     return [row.trial for row in rows if not row.tests], ""
 
 
 def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
-    """Return the live jobs by trial. Raises ConfigError for one if no job should run, and for other processes."""
+    """Return the live jobs by trial.
+
+    Raises ConfigError for a live job if no job should run, and for trials of other processes.
+    """
     live = array.live_jobs(ledger)
     if live and not is_submitted:
         where = quote_path(ledger.path)
@@ -276,14 +299,18 @@ def machine_here() -> Machine:
         if visible
         else [str(number) for number in range(num_gpus)]
     )
-    # a quota names no cores: random ones, or all containers of a machine would take the first ones
+    # A quota does not name cores. Random ones are used, because otherwise all containers of a
+    # machine would use the first ones.
     cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
     return Machine(tuple(names[:num_gpus]), tuple(cores))
 
 
 @contextlib.contextmanager
 def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterator[Ledger]:
-    """Create or open the ledger of a sweep, and lock its folder inside the block. Raises ConfigError."""
+    """Create or open the ledger of a sweep, and lock its folder inside the block.
+
+    Raises ConfigError.
+    """
     folder = RunFolder(path.resolve())
     if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
         try:
@@ -300,6 +327,6 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
             raise ConfigError(
                 Error("busy", display_path(path), problem, "stop it, or wait for it to end")
             ) from error
-        # not those of trials, which other processes may train
+        # Files of trials are kept, because other processes may train them.
         ledger.stop_flag.remove_leftovers(is_deep=False)
         yield ledger

@@ -15,7 +15,10 @@ LOOK_EVERY_S = 0.5
 
 
 class Grid:
-    """Trials that are known from the start, each proposed once. A search draws them as the sweep runs."""
+    """Trials that are known from the start, each proposed once.
+
+    A search draws trials as the sweep runs.
+    """
 
     note = ""  # printed after the last trial
 
@@ -23,7 +26,10 @@ class Grid:
         self._left = list(trials)
 
     def propose(self, num_free: int) -> Sequence[Trial]:
-        """Return the next trials: all in the first call; a search returns at most `num_free`."""
+        """Return the next trials.
+
+        The first call returns all of them, while a search returns at most `num_free`.
+        """
         trials, self._left = self._left, []
         return trials
 
@@ -36,7 +42,7 @@ class Grid:
 
 @dataclass
 class Course:
-    """One pass over the trials of a ledger. Changes sweep.json as it proceeds."""
+    """One pass over the trials of a ledger. It updates sweep.json as it proceeds."""
 
     ledger: Ledger
     source: Grid
@@ -46,7 +52,10 @@ class Course:
     task: str
 
     def run(self) -> int:
-        """Run all trials. Returns the exit code: 0 done, 1 failed trials, 75 stopped, 130 interrupted."""
+        """Run all trials, and return the exit code.
+
+        It is 0 if all are done, 1 if trials failed, 75 if stopped, and 130 if interrupted.
+        """
         flag = SignalList()
         with flag.handle_signals():
             try:
@@ -55,7 +64,7 @@ class Course:
                 self.pool.leave()
                 raise
             finally:
-                self.pool.kill()  # after a second Ctrl-C or an error; otherwise none runs any more
+                self.pool.kill()  # Trials still run only after a second Ctrl-C or an error.
 
     def _run(self, received: Sequence[int]) -> int:
         queue, states, stopped = list[Trial](), list[str](), ""
@@ -102,9 +111,10 @@ class Course:
         state = {0: "finished", EXIT_STOPPED: "pruned" if recorded == "pruned" else "stopped"}.get(
             code, "failed"
         )
-        if self.task != "test" and recorded == "finished":  # killed after its summary
+        # The trial was killed after its summary.
+        if self.task != "test" and recorded == "finished":
             state = recorded
-        trial.folder.clear_stop()  # the trial may have finished before it read the request
+        trial.folder.clear_stop()  # The trial may have finished before it read the request.
         self.ledger.write()
         self.source.record_result(trial, state)
         self.view.report_end(trial, state)

@@ -1,4 +1,7 @@
-"""Assigns devices to trials: GPUs by number or name, cores if no GPU is used. Pure."""
+"""Assigns devices to trials: GPUs by number or name, or cores if no GPU is used.
+
+The functions have no side effects outside of their arguments.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,14 +21,21 @@ class Machine(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The devices that a trial needs: worker processes, and GPUs as a count or by their positions; () for none."""
+    """The devices that a trial needs.
+
+    `num_workers` is the number of worker processes. `gpus` is a count or the positions of GPUs, and
+    () for none.
+    """
 
     num_workers: int
     gpus: int | tuple[int, ...]
 
 
 class Shard(NamedTuple):
-    """The devices that a trial holds. `is_named`: it names its GPUs by number, so all stay visible."""
+    """The device slot of a trial: the devices that it holds.
+
+    If `is_named`, the trial names its GPUs by number, so all GPUs stay visible.
+    """
 
     gpus: tuple[str, ...]
     cores: tuple[int, ...]
@@ -41,7 +51,11 @@ class Shard(NamedTuple):
 def num_parallel(
     launcher: Launcher, machine: Machine, num_trials: int, configs: Sequence[Config]
 ) -> int:
-    """Count the trials that may run in parallel: as many as there are GPUs, or cores for their workers."""
+    """Return the number of trials that may run in parallel.
+
+    It is at most the number of GPUs, or that of cores for their workers. Raises ConfigError if
+    launcher.parallel is larger.
+    """
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)
     if launcher.parallel != "auto":
@@ -55,7 +69,10 @@ def num_parallel(
 
 
 def need(config: Config, machine: Machine, num_parallel: int) -> Need:
-    """Return the devices of a trial if `num_parallel` of them run. Raises ConfigError for missing GPUs."""
+    """Return the devices of a trial if `num_parallel` of them run.
+
+    Raises ConfigError for missing GPUs.
+    """
     devices = config.trainer.devices
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
@@ -83,14 +100,17 @@ def _num_cpu_workers(config: Config) -> int:
 
 @dataclass
 class Devices:
-    """The devices of the machine, and those that trials hold. A core belongs to one CPU trial at a time."""
+    """The devices of the machine, and those that trials hold.
+
+    A core belongs to one CPU trial at a time.
+    """
 
     machine: Machine
     num_parallel: int
     held: list[Shard] = field(default_factory=list)
 
     def take(self, need: Need) -> Shard | None:
-        """Take devices that no other trial holds. Returns None while too few are free."""
+        """Take devices that no other trial holds, or return None while too few are free."""
         if len(self.held) >= self.num_parallel:
             return None
         shard = self._gpus(need) if need.gpus else self._cores(need)

@@ -1,4 +1,7 @@
-"""The jobs of the trials of a search: they outlive the command, and the same command adopts them."""
+"""The jobs of the trials of a search.
+
+They outlive the command, and the same command adopts them.
+"""
 
 import contextlib
 import shlex
@@ -19,7 +22,10 @@ from lockstep.trials.ledger import Ledger, Trial
 
 
 class JobPool:
-    """As `Pool`, with a job for each trial. A requeued job is running. `configs` and `live` are by number."""
+    """Runs a job for each trial, with the interface of `Pool`.
+
+    A requeued job counts as running. `configs` and `live` are by number.
+    """
 
     outlives_command = True
 
@@ -36,7 +42,10 @@ class JobPool:
         self.trials: list[Trial] = []
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Submit a trial, unless its job is live. Raises ConfigError if SLURM refuses; live jobs continue."""
+        """Submit a trial, unless its job is live.
+
+        Raises ConfigError if SLURM rejects it, while live jobs continue.
+        """
         job = self._live.get(trial.number)
         trial.device = f"job {(job.record if job is not None else self._submit(trial, task)).id}"
         self.trials.append(trial)
@@ -50,7 +59,10 @@ class JobPool:
         return record
 
     def collect_ended(self) -> list[tuple[Trial, int]]:
-        """Return the trials whose jobs have ended, with exit codes, if the last look was some seconds ago."""
+        """Return the trials whose jobs have ended, with exit codes.
+
+        The list is empty if the last look was less than some seconds ago.
+        """
         if not self.trials or time.monotonic() < self._next_look:
             return []
         try:
@@ -60,7 +72,7 @@ class JobPool:
                 jobs.stop(list(live.values()), "the search was stopped")
             self._is_stopping = False
         except ValueError as error:
-            if str(error) != self._last_error:  # once in a row
+            if str(error) != self._last_error:  # The same error is printed once in a row.
                 print(
                     f"{error} The search waits for an answer; its jobs continue.",
                     file=sys.stderr,
@@ -78,7 +90,7 @@ class JobPool:
         time.sleep(most_s)
 
     def stop(self) -> None:
-        """Let the next look cancel the jobs that wait, and stop the others with a checkpoint."""
+        """Make the next look cancel pending jobs, and stop the others with a checkpoint."""
         self._is_stopping, self._next_look = True, 0.0
 
     def leave(self) -> None:
@@ -98,13 +110,16 @@ def remaining_text(ledger: Ledger, num_live: int, arguments: Sequence[str]) -> s
 
 
 def _end(folder: RunFolder, job: jobs.Job | None) -> int:
-    """Return the exit code of a job that has ended, and record an end that its run could not record itself."""
-    if job is None:  # its folder was removed
+    """Return the exit code of a job that has ended.
+
+    Also record an end that its run could not record itself.
+    """
+    if job is None:  # Its folder was removed.
         return EXIT_FAILED
     code = EXIT_STOPPED if job.state == "cancelled" else job.end_code
     if job.facts["state"] not in ENDED_STATES:
         text = f"job {job.id} ended without a report of its run: {job.state}"
-        with contextlib.suppress(OSError):  # the folder of the trial is gone or read-only
+        with contextlib.suppress(OSError):  # The folder of the trial is gone or read-only.
             if code != EXIT_STOPPED:
                 folder.record_failure(f"{text}\n")
             folder.update_status(state="stopped" if code == EXIT_STOPPED else "failed", reason=text)

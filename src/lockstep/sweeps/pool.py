@@ -1,4 +1,4 @@
-"""The processes of trials: one for each, on its own devices."""
+"""The processes of trials: one for each, on its devices."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.trials.ledger import Trial
 
-LEAVE_S = 30.0  # for trials to save if the sweep itself fails
+LEAVE_S = 30.0  # time for trials to save if the sweep itself fails
 LOG = "output.log"  # the output of a trial, in its run folder
 
 
@@ -28,7 +28,7 @@ class Running(NamedTuple):
 
 
 class Pool:
-    """Parallel trials. The devices of a trial are free when it ends, for any reason."""
+    """Runs trials in parallel. The devices of a trial are free when it ends, for any reason."""
 
     outlives_command = False
 
@@ -42,7 +42,10 @@ class Pool:
         return [active.trial for active in self.running]
 
     def start(self, trial: Trial, task: str) -> bool:
-        """Start a task of `lockstep.launch.prepared_run` on a trial. Returns False while too few devices are free."""
+        """Start a task of `lockstep.launch.prepared_run` on a trial.
+
+        Returns False while too few devices are free.
+        """
         shard = self._devices.take(self._need_of(trial))
         if shard is None:
             return False
@@ -54,7 +57,10 @@ class Pool:
         return True
 
     def collect_ended(self) -> list[tuple[Trial, int]]:
-        """Free the devices of the trials that have ended since the last call. Returns these with their exit codes."""
+        """Return the trials that have ended since the last call, with their exit codes.
+
+        Their devices become free.
+        """
         ended = [
             (active, code)
             for active in self.running
@@ -63,7 +69,7 @@ class Pool:
         for active, code in ended:
             self.running.remove(active)
             self._devices.give_back(active.shard)
-            # the folder of the trial is gone or read-only
+            # The folder of the trial is gone or read-only.
             with contextlib.suppress(OSError, ValueError):
                 _record_end(active.trial.folder, code)
         return [(active.trial, code) for active, code in ended]
@@ -77,14 +83,14 @@ class Pool:
             active.process.terminate()
 
     def leave(self) -> None:
-        """Stop all trials with a checkpoint, and wait for their ends at most LEAVE_S."""
+        """Stop all trials with a checkpoint, and wait at most LEAVE_S for their ends."""
         self.stop()
         deadline = time.monotonic() + LEAVE_S
         for active in self.running:
             active.process.join(max(0.0, deadline - time.monotonic()))
 
     def kill(self) -> None:
-        """End all trials immediately; their workers die with them."""
+        """End all trials immediately. Their workers die with them."""
         for active in self.running:
             active.process.kill()
         for active in self.running:
@@ -92,7 +98,7 @@ class Pool:
 
 
 def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a trial: the GPUs it may see, and threads for its cores."""
+    """Return the variables of a trial: the GPUs that are visible, and threads for its cores."""
     variables = dict(environ)
     if not shard.is_named:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(shard.gpus)

@@ -1,7 +1,7 @@
-"""A search: Optuna proposes points, receives their results, and prunes poor ones. A point is a trial.
+"""A search: Optuna proposes points, receives their results, and prunes poor ones.
 
-hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait for their slowest, and
-cannot prune.
+A point is a trial. hydra-optuna-sweeper 1.3.0 needs Optuna 2, starts trials in batches that wait
+for their slowest trial, and cannot prune.
 """
 
 import warnings
@@ -35,9 +35,9 @@ from lockstep.system.wording import plural
 from lockstep.trials.ledger import DONE, Ledger, Trial
 from lockstep.trials.results import Objective
 
-NUMBER = "trial"  # attribute of Optuna's trial: its number in the ledger
-MAX_REPEATS = 20  # this many draws of known points in a row end the search
-Point = frozenset[tuple[str, Any]]  # of the search space
+NUMBER = "trial"  # This attribute of an Optuna trial is its number in the ledger.
+MAX_REPEATS = 20  # This many draws of known points in a row end the search.
+Point = frozenset[tuple[str, Any]]  # a point of the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -59,19 +59,20 @@ def study_in(
 ) -> optuna.Study:
     """Open or create the study of a sweep, whose lock is held. Raises ConfigError.
 
-    Points of the ledger that a damaged or lost journal lacks are drawn first, and those that failed
-    again.
+    Points of the ledger that a damaged or lost journal lacks are drawn first. Points that failed
+    are drawn again.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     file = ledger.path / JOURNAL
-    file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # of a process that was killed
+    file.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)  # A killed process may have left it.
     direction = StudyDirection.MAXIMIZE if objective.is_max else StudyDirection.MINIMIZE
     try:
-        with open_to_append(file) as journal:  # half a line, after a full disk or a power cut
+        # The last line may be incomplete after a full disk or a power failure.
+        with open_to_append(file) as journal:
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
-        # Optuna's own choice of a lock is a link, which no folder of a run contains
+        # By default Optuna uses a link as a lock, and a run folder must not contain links.
         storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
         study = optuna.create_study(
             storage=storage, study_name="study", direction=direction, load_if_exists=True
@@ -98,7 +99,7 @@ def study_in(
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
         if trial.state == TrialState.RUNNING and (number is None or _point(trial) not in points):
-            # killed before it had its values and trials
+            # The process was killed before the trial had its values and its number.
             study.tell(trial.number, state=TrialState.FAIL)
         else:
             last[number] = trial.state
@@ -115,7 +116,10 @@ def study_in(
 
 
 def _sampler(search: Search, num_known: int) -> optuna.samplers.BaseSampler:
-    """Build the sampler; a resumed study gets another seed, or it would draw its first trials again."""
+    """Build the sampler.
+
+    A resumed study gets another seed, because it would draw its first trials again otherwise.
+    """
     arguments = search.sampler.model_dump(by_alias=True)
     if isinstance(arguments.get("seed"), int):
         arguments["seed"] += num_known
@@ -137,10 +141,14 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
 
 @dataclass
 class Drawn:
-    """The trial of a point, and the draws that wait for its result: equal ones wait for that of the first."""
+    """The trial of a point, and the draws that wait for its result.
+
+    Equal draws wait for the result of the first one.
+    """
 
     trial: Trial
-    # the state in which it ended; empty before, and after a command that did not finish it
+    # This is the state in which the trial ended. It is empty before, and after a command that did
+    # not finish the trial.
     end: str
     waiting: list[optuna.Trial] = field(default_factory=list)
     is_poor: bool = False
@@ -152,9 +160,10 @@ class Drawn:
 
 
 class Draws(Grid):
-    """The trials of a study. A point that is drawn again is neither trained nor counted again.
+    """The trials of a study.
 
-    `make` returns the known or new trial of the drawn values.
+    A point that is drawn again is neither trained nor counted again. `make` returns the known or
+    new trial of the drawn values.
     """
 
     def __init__(
@@ -173,13 +182,14 @@ class Draws(Grid):
         self._objective = objective
         self._num_trials = num_trials
         self._is_stuck = False  # until the next trial ends
-        # points that this command does not start again: trained, being trained, failed
+        # This command does not start these points again, because they are trained, being trained,
+        # or failed.
         self._taken: dict[Point, Drawn | None] = {}
         self._of: dict[int, Drawn] = {}  # by the number of a trial
         points = trials_by_point(ledger, space)
         resumed = []
         for frozen in study.get_trials(deepcopy=False):
-            point = _point(frozen)  # empty if it waits
+            point = _point(frozen)  # The point is empty if the trial waits.
             if frozen.state == TrialState.RUNNING:
                 resumed.append(resumed_trial(study, frozen))
             elif point in points and points[point].state in DONE:
@@ -188,7 +198,7 @@ class Draws(Grid):
 
     @property
     def note(self) -> str:
-        """The reason for fewer points than requested; otherwise empty."""
+        """The reason for fewer points than requested, or an empty text."""
         if not self._is_stuck:
             return ""
         name = type(self._study.sampler).__name__
@@ -200,7 +210,10 @@ class Draws(Grid):
         return f"{name} drew only known points {MAX_REPEATS} times in a row: {done}. {hint}"
 
     def propose(self, num_free: int) -> Sequence[Trial]:
-        """Return interrupted trials first, then those of new draws; those for which nothing is free wait here."""
+        """Return interrupted trials first, then those of new draws.
+
+        Trials for which nothing is free wait here.
+        """
         num_repeats = 0
         while (
             len(self._left) < num_free
@@ -215,7 +228,10 @@ class Draws(Grid):
         return trials
 
     def _begin(self, asked: optuna.Trial) -> list[Trial]:
-        """Return the trial of a draw, if it is not done; none if its point is known or cannot be trained."""
+        """Return the trial of a draw, if it is not done.
+
+        The list is empty if its point is known or cannot be trained.
+        """
         point = _point(asked)
         is_new = point not in self._taken
         if is_new:
@@ -239,7 +255,7 @@ class Draws(Grid):
         return [drawn.trial] if is_new and not drawn.end else []
 
     def is_poor(self, trial: Trial) -> bool:
-        """Report the value of each epoch to Optuna. Returns True if it prunes the trial."""
+        """Report the value of each epoch to Optuna, and return True if it prunes the trial."""
         drawn = self._of[trial.number]
         name, first = self._objective.name, drawn.waiting[0]
         known = self._study.trials[first.number].intermediate_values
@@ -247,7 +263,7 @@ class Draws(Grid):
             int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row
         }
         new = [step for step in values if step not in known]
-        for step in new:  # from 0
+        for step in new:  # Steps are counted from 0.
             first.report(values[step], step)
         drawn.is_poor = drawn.is_poor or (bool(new) and first.should_prune())
         return drawn.is_poor
@@ -260,7 +276,10 @@ class Draws(Grid):
         self._tell(drawn)
 
     def _tell(self, drawn: Drawn) -> None:
-        """Answer the draws that wait, once the trial has ended; the next command resumes a stopped one."""
+        """Report the result to the draws that wait, when the trial has ended.
+
+        The next command resumes a stopped one.
+        """
         if drawn.end in ("", "stopped"):
             return
         value = self._objective.value_in(drawn.trial.folder)

@@ -1,4 +1,7 @@
-"""`python train.py -m`: starts or resumes a sweep of all combinations of its values, or a search that draws them."""
+"""`python train.py -m`: starts or resumes a sweep.
+
+A sweep runs all combinations of its values, or a search that draws them.
+"""
 
 import os
 from collections.abc import Sequence
@@ -29,10 +32,10 @@ from lockstep.trials.ledger import DONE, Trial, command_of, find, need_own
 def sweep(
     typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool
 ) -> int:
-    """Run or resume the sweep of these overrides, or submit it. Returns the exit code.
+    """Run or resume the sweep of these overrides, or submit it.
 
-    `arguments` are those of the command. Raises ConfigError, with all errors, before anything is
-    written.
+    Returns the exit code. `arguments` are those of the command. Raises ConfigError, with all
+    errors, before anything is written.
     """
     try:
         start_once("train -m", os.environ)
@@ -53,7 +56,7 @@ def sweep(
         path = naming.create_path(Path("outputs"), config.sweep.name or "sweep", datetime.now())
     with command.open_ledger(path, config.sweep.name, command_of(typed)) as ledger:
         if config.cluster.name == "local":
-            ledger.write()  # so that the same command finds it
+            ledger.write()  # The same command then finds the sweep.
         else:
             checked = {(job.overrides, number): job for number, job in enumerate(jobs)}
             compose_trial = partial(_compose_trial, checked, source)
@@ -68,10 +71,10 @@ def sweep(
 def check_inputs(configs: Sequence[Config]) -> None:
     """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist.
 
-    The images of the first job are listed: what each job would refuse is refused before the first
-    starts.
+    The images of the first job are listed, so that what each job would reject is rejected before
+    the first one starts.
     """
-    if configs[0].cluster.name == "none":  # else the data may exist only on the nodes
+    if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
         for index, config in enumerate(configs):
             if all(config.data != other.data for other in configs[:index]):
                 data_presence.check(config.data)
@@ -82,7 +85,7 @@ def check_inputs(configs: Sequence[Config]) -> None:
 
 
 def _listing_errors(config: Config) -> list[Error]:
-    """Return the errors of the list of image files of a configuration. It imports torch."""
+    """Return the errors of the list of image files of a configuration. This imports torch."""
     from lockstep.assembly.run_parts import open_source, refuse_shared_groups
     from lockstep.config.schema.target_sections import OF_FILES
 
@@ -97,9 +100,11 @@ def _listing_errors(config: Config) -> list[Error]:
 
 
 def _folder(job: Job, typed: Sequence[str], *, is_trusted: bool) -> tuple[Path, bool]:
-    """Return the folder that `hydra.sweep.dir` names, or of the sweep that is resumed, else a new one; True for that.
+    """Return the folder of a sweep, and True if it is a new one.
 
-    A trusted sweep becomes this user's. Raises ConfigError if the folder cannot be made.
+    It is the folder that `hydra.sweep.dir` names, or that of the sweep that is resumed, else a new
+    one. A trusted sweep becomes a sweep of this user. Raises ConfigError if the folder cannot be
+    created.
     """
     name, outputs = job.config.sweep.name, Path("outputs")
     known = find(outputs, name, redact(command_of(typed)))
@@ -119,7 +124,10 @@ def _compose_trial(
     texts: Sequence[str],
     number: int,
 ) -> tuple[Config, str]:
-    """Return the checked configuration of a trial, and the name of its folder. Raises ConfigError."""
+    """Return the checked configuration of a trial, and the name of its folder.
+
+    Raises ConfigError.
+    """
     job = checked.get((tuple(texts), number)) or overrides.compose_trial(texts, number, source)
     return job.config, job.subdir
 
@@ -140,7 +148,7 @@ def _run_grid(sweep: Sweep, jobs: Sequence[Job], compose_trial: Compose) -> int:
 
 
 def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Compose) -> int:
-    from lockstep.sweeps.search import Draws, distributions, study_in  # imports optuna
+    from lockstep.sweeps.search import Draws, distributions, study_in  # This imports optuna.
     from lockstep.trials.results import monitored_objective
 
     ledger, config, _ = sweep
@@ -151,7 +159,9 @@ def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Co
         trial, configs[trial.number] = command.prepare_trial(
             ledger, [*fixed, *drawn], compose_trial
         )
-        ledger.write()  # before it starts: a command that is killed finds its job again
+        # The ledger is written before the trial starts, so that a command that is killed finds its
+        # job again.
+        ledger.write()
         return trial
 
     assert config.search is not None

@@ -19,11 +19,14 @@ from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Row
 from lockstep.trials.table import Table, description, present_table, table_facts, text
 
-MAX_ROWS = 30  # of the table at the end; the files have all
+MAX_ROWS = 30  # maximum number of rows of the table at the end, while the files have all rows
 
 
 class View:
-    """The output while `total` trials run. A silent view prints only the errors of failed trials."""
+    """The output while `total` trials run.
+
+    A silent view prints only the errors of failed trials.
+    """
 
     def __init__(self, table: Callable[..., Table], total: int, *, is_silent: bool) -> None:
         self._table = table
@@ -31,7 +34,7 @@ class View:
         self._is_silent = is_silent
         self._out = terminal()
         self._since: dict[int, float] = {}
-        self._rows: dict[int, Row] = {}  # of trials that are not running
+        self._rows: dict[int, Row] = {}  # rows of trials that are not running
 
     def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
@@ -77,7 +80,7 @@ class View:
 
 
 def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
-    """Print the table of the sweep in a folder, which has it as files, too."""
+    """Print the table of the sweep in a folder, and the names of its files if it has them."""
     out = terminal()
     if settings := sweep_table.setting_texts:
         names = list(settings)
@@ -103,7 +106,10 @@ def _print(made: RichTable, num_rows: int, out: Console) -> None:
 
 
 def show_sweep(path: Path, *, is_json: bool) -> int:
-    """Print the table of a sweep as it is now. Returns the exit code. Raises ValueError before its first trial."""
+    """Print the present table of a sweep, and return the exit code.
+
+    Raises ValueError before its first trial.
+    """
     ledger = Ledger.open(path, None, ())
     if is_json:
         print_json(table_facts(ledger, present_table(ledger)))
@@ -124,6 +130,9 @@ def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console) -> RichTabl
 
 
 def _heads(names: Sequence[str], sweep_table: Table) -> Sequence[str]:
-    """Return the names of columns, those of settings without their sections if no two become equal."""
+    """Return the names of columns.
+
+    Settings are named without their sections if no two names become equal.
+    """
     short = [name.rpartition(".")[2] if name in sweep_table.keys else name for name in names]
     return short if len(set(short)) == len(short) else names

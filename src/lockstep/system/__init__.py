@@ -1,1 +1,4 @@
-"""The machine and this process: signals, terminal, memory of cores and devices, packages. Independent of runs."""
+"""The machine and this process: signals, terminal, memory of cores and devices, packages.
+
+The package does not depend on runs.
+"""

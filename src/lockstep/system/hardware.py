@@ -1,4 +1,7 @@
-"""GPUs, cores and memory of this machine or container. No torch until it is needed."""
+"""Counts GPUs, cores and memory of this machine or container.
+
+torch is imported only when it is needed.
+"""
 
 import ctypes
 import itertools
@@ -10,16 +13,17 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-ROOT = Path("/")  # of /proc and /sys
-# device files of the GPUs of AMD, WSL and Jetson, which have no number
+ROOT = Path("/")  # parent folder of /proc and /sys
+# The device files of the GPUs of AMD, WSL and Jetson have no number.
 ASK_TORCH = {"kfd", "dxg", "nvhost-gpu", "nvgpu"}
 SCRATCH = ("$SLURM_TMPDIR", "$TMPDIR", "$SCRATCH", "/scratch", "/local", "/tmp")
 
 
 def num_visible_gpus() -> int:
-    """Count the visible GPUs by device files and CUDA_VISIBLE_DEVICES, because importing torch takes seconds.
+    """Count the visible GPUs by device files and CUDA_VISIBLE_DEVICES.
 
-    Only where device files do not show the number is torch imported.
+    torch is imported only where device files do not show the number, because its import takes
+    seconds.
     """
     names = os.listdir("/dev") if os.path.isdir("/dev") else []
     num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
@@ -36,7 +40,10 @@ def num_visible_gpus() -> int:
 
 
 def _is_gpu(entry: str, num_present: int) -> bool:
-    """Check an entry of CUDA_VISIBLE_DEVICES; CUDA ignores all after the first invalid one."""
+    """Return whether an entry of CUDA_VISIBLE_DEVICES is a GPU.
+
+    CUDA ignores all entries after the first invalid one.
+    """
     return entry.startswith("GPU-") or (entry.strip().isdigit() and int(entry) < num_present)
 
 
@@ -49,39 +56,46 @@ def cores() -> list[int]:
 
 
 def num_cores() -> int:
-    """Count the cores this process may use; the quota of a container is rounded up."""
+    """Count the cores that this process may use.
+
+    The quota of a container is rounded up.
+    """
     counts = [len(cores())]
     for group in _control_groups():
         quota = _numbers(group / "cpu.max") or _numbers(
             group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"
         )
-        if len(quota) == 2 and quota[0] > 0:  # else there is no quota
+        if len(quota) == 2 and quota[0] > 0:  # Otherwise there is no quota.
             counts.append(-(-quota[0] // quota[1]))
     return min(counts)
 
 
 def memory_bytes() -> int:
-    """Return the memory of this machine, or of the container if that is less."""
+    """Return the memory in bytes of this machine, or of the container if that is less."""
     limits = [limit for group in _control_groups() for limit in _memory_limit(group)]
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits])
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep blocks up to 32 MiB that this process frees, unless variables of the user configure it.
+    """Let glibc keep blocks up to 32 MiB that this process frees.
 
-    By default it returns them to the kernel, which fills each page with zeros when it is used
-    again. To keep larger blocks, too, would fragment the memory.
+    Does nothing if environment variables of the user configure glibc. By default, glibc returns the
+    blocks to the kernel, which fills each page with zeros when it is used again. To keep larger
+    blocks, too, would fragment the memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(
         name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
     ):
-        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the most that glibc takes
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the most that an int holds
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the maximum of glibc
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the maximum of an int
 
 
 def available_bytes() -> int | None:
-    """Return the free memory, page cache included (SC_AVPHYS_PAGES excludes it); None outside Linux."""
+    """Return the free memory in bytes with the page cache, or None outside Linux.
+
+    SC_AVPHYS_PAGES excludes the page cache.
+    """
     meminfo = _fields(ROOT / "proc/meminfo")
     if not meminfo:
         return None
@@ -100,7 +114,7 @@ def available_bytes() -> int | None:
 
 def scratch_disks() -> dict[str, dict[str, Any]]:
     """Return path and free bytes of the writable folders of `SCRATCH`, each path once."""
-    # the first name of a path stays
+    # The first name of a path stays.
     paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}
     usable = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
     return {
@@ -114,10 +128,11 @@ def _memory_limit(group: Path) -> list[int]:
 
 
 def _control_groups() -> Iterator[Path]:
-    """Yield the folders of the control groups of this process, and of all groups above, whose limits count too.
+    """Yield the folders of the control groups of this process, and of all groups above.
 
-    Version 2 has one hierarchy, version 1 one per kind of limit. The path may be that outside of
-    the container; then only the root exists, which is the group of the container.
+    The limits of the groups above count, too. Version 2 has one hierarchy, and version 1 has one
+    per kind of limit. The path may be the one outside of the container. Then only the root exists,
+    which is the group of the container.
     """
     file = ROOT / "proc/self/cgroup"
     for line in file.read_text().splitlines() if file.exists() else ():
@@ -127,7 +142,10 @@ def _control_groups() -> Iterator[Path]:
 
 
 def _numbers(*paths: Path) -> list[int]:
-    """Read all numbers in some files; none if a file is missing or contains "max"."""
+    """Read all numbers in some files.
+
+    The result is empty if a file is missing or contains "max".
+    """
     try:
         return [int(text) for path in paths for text in path.read_text().split()]
     except (OSError, ValueError):
@@ -135,7 +153,10 @@ def _numbers(*paths: Path) -> list[int]:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Read lines of a word and a number; empty without the file."""
+    """Read lines of a word and a number.
+
+    The result is empty if the file does not exist.
+    """
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """All access to private parts of other libraries, enforced by tests/unit/test_architecture.py.
 
-Importing it imports none of them. Where a later version may have moved a part and the training can
-continue, the function states the consequence. tests/unit/system/test_internals.py fails once a part
-has moved.
+Importing this module imports none of the libraries. A later version of a library may have moved a
+part. If the training can then continue, the docstring of the function states the consequence.
+tests/unit/system/test_internals.py fails once a part has moved.
 """
 
 import atexit
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import BatchNorm and InstanceNorm, the base classes of layers, which have no public name."""
+    """Import BatchNorm and InstanceNorm, the base classes of layers, which have no public name.
+
+    Raises AttributeError for other names.
+    """
     if name not in ("BatchNorm", "InstanceNorm"):
         raise AttributeError(name)
     from torch.nn import modules
@@ -48,9 +51,10 @@ def __getattr__(name: str) -> Any:
 
 
 def keep_signals(trainer: "L.Trainer") -> None:
-    """Disable the signal handlers of Lightning: that of SIGTERM hangs in a broadcast if only one rank received it.
+    """Disable the signal handlers of Lightning.
 
-    Otherwise they are active until the stop callback replaces them at the start of the training.
+    That of SIGTERM hangs in a broadcast if only one rank received the signal. Otherwise they are
+    active until the stop callback replaces them at the start of the training.
     """
     connector: Any = getattr(trainer, "_signal_connector", None)
     if hasattr(connector, "register_signal_handlers"):
@@ -60,8 +64,8 @@ def keep_signals(trainer: "L.Trainer") -> None:
 def silence_broadcast(trainer: "L.Trainer") -> None:
     """Disable Lightning's blocking broadcast of a SIGTERM of rank 0 before every batch.
 
-    Otherwise each step has one collective more than the exchange of the stop callback, which does
-    not block.
+    Otherwise each step has one collective more than that of the stop callback, which does not
+    block.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):
@@ -73,7 +77,10 @@ def _do_nothing() -> None:
 
 
 def set_global_step(trainer: "L.Trainer", step: int) -> None:
-    """Set the step count of a trainer that has trained nothing, for the curves; otherwise its points are at 0."""
+    """Set the step count of a trainer that has trained nothing, for the curves.
+
+    Otherwise its points are at step 0.
+    """
     loop = getattr(trainer.fit_loop.epoch_loop, "manual_optimization", None)
     progress: Any = getattr(loop, "optim_step_progress", None)
     if hasattr(progress, "total"):
@@ -83,13 +90,13 @@ def set_global_step(trainer: "L.Trainer", step: int) -> None:
 def one_stream(
     on_wrapped: "Callable[[DistributedDataParallel], Callable[[], None]] | None", **settings: Any
 ) -> "DDPStrategy":
-    """Return a strategy that wraps the model on the CUDA stream of the training; without `on_wrapped` it wraps none.
+    """Return a strategy that wraps the model on the CUDA stream of the training.
 
-    `on_wrapped` is called with the wrapped model; what it returns is called after every averaging
-    backward pass.
+    Without `on_wrapped`, it does not wrap the model. `on_wrapped` is called with the wrapped model.
+    The function that it returns is called after every backward pass that averages gradients.
 
-    Lightning 2.6 wraps it on a separate stream, for CUDA graphs. Then every gradient waits for an
-    event of that stream in each backward pass, and torch warns about it.
+    Lightning 2.6 wraps the model on a separate stream, for CUDA graphs. Then every gradient waits
+    for an event of that stream in each backward pass, and torch warns about it.
     """
     from lightning.pytorch.strategies import DDPStrategy
     from torch.nn.parallel import DistributedDataParallel
@@ -134,9 +141,9 @@ def average_of(callback: "WeightAveraging") -> "AveragedModel | None":
 
 
 def shared_count(name: str) -> Iterator[int]:
-    """Count from 0, each number on one rank: the first that asks for it. A name is used once by a process group.
+    """Count from 0, each number on one rank, which is the first to request it.
 
-    Without the store of the process group the ranks take turns.
+    A process group uses a name once. Without the store of the process group, the ranks take turns.
     """
     from torch import distributed as dist
 
@@ -148,7 +155,10 @@ def shared_count(name: str) -> Iterator[int]:
 
 
 def store() -> Any:
-    """Return the store of the process group, which has no public name; None if torch has moved it."""
+    """Return the store of the process group, or None if torch has moved it.
+
+    The store has no public name.
+    """
     from torch import distributed as dist
 
     find = getattr(dist.distributed_c10d, "_get_default_store", None)
@@ -156,9 +166,10 @@ def store() -> Any:
 
 
 def unreached_parameters(model: "DistributedDataParallel") -> list[int]:
-    """Return the positions, among the trained parameters, for whose gradients `model` waits after a backward pass.
+    """Return the parameters for whose gradients `model` still waits after a backward pass.
 
-    torch names them only in an error. If it is another one, it is raised, as before the next pass.
+    A parameter is its position among the trained parameters. torch names them only in an error. Any
+    other error is raised, as it would be before the next pass.
     """
     check = getattr(model.reducer, "_check_reducer_finalized", _do_nothing)
     try:
@@ -188,32 +199,35 @@ def is_in_backward() -> bool:
 
 
 def end_allocations(pool: Any) -> None:
-    """End a capture for the allocator, which torch 2.11 to 2.14 forget if the capture fails.
+    """End a capture for the allocator, which torch 2.11 to 2.14 omit if the capture fails.
 
     Otherwise an allocation that fails later does not free the memory that the allocator keeps, and
-    tries no more.
+    does not try again.
     """
     import torch
 
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
-    with contextlib.suppress(RuntimeError):  # it has ended
+    # The capture has already ended.
+    with contextlib.suppress(RuntimeError):
         if end is not None:
             end(torch.cuda.current_device(), pool)
 
 
 def can_skip_update(optimizer: "Optimizer") -> bool:
-    """Return True if the fused update skips the step where `found_inf` is set, as for torch's GradScaler.
+    """Return True if the fused update skips the step where `found_inf` is set.
 
-    Otherwise the loss guard reads every loss before the backward pass, which waits for the GPU.
+    torch's GradScaler uses the same mechanism. Otherwise the loss guard reads every loss before the
+    backward pass, which waits for the GPU.
     """
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def step_in_memory_order(optimizer: "Optimizer") -> None:
-    """Step an optimizer whose fused update gets tensors in channels_last as they lie in memory: the same bits.
+    """Step an optimizer whose fused update reads channels_last tensors in their memory order.
 
-    Otherwise torch 2.15 on a CPU copies every such gradient into another layout, and does not use
-    the copy. Below 0.5 MiB a copy costs less than its avoidance.
+    The bits of the result are the same. Otherwise torch 2.15 on a CPU copies every such gradient
+    into another layout, and does not use the copy. Below 0.5 MiB, a copy costs less than its
+    avoidance.
     """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     is_copied = any(
@@ -255,7 +269,10 @@ def reductions(metric: "Metric") -> Mapping[str, tuple[Any, Any]]:
 
 
 def replace_sync(metric: "Metric", sync: Callable[..., None]) -> None:
-    """Replace what merges the states of all ranks; torchmetrics hangs if one has another number of them."""
+    """Replace the function that merges the states of all ranks.
+
+    torchmetrics hangs if one rank has another number of states.
+    """
     metric._sync_dist = sync
 
 
@@ -283,12 +300,18 @@ def run_exit_functions() -> None:
 
 
 def fork_server_pid() -> int | None:
-    """Return the process of multiprocessing's fork server, None if this process has not started it."""
+    """Return the process ID of multiprocessing's fork server.
+
+    Returns None if this process has not started the server.
+    """
     return _fork_server()._forkserver_pid
 
 
 def keep_fork_server() -> None:
-    """Let this fork of the server use it; contrary to its documentation, multiprocessing would start a second one."""
+    """Let this fork of the server use the server.
+
+    Contrary to its documentation, multiprocessing would start a second one.
+    """
     _fork_server().ensure_running = _do_nothing
 
 

@@ -1,6 +1,6 @@
 """Standard output of a command with --json: one JSON value at its end, and nothing else.
 
-All other texts go to standard error, also those of the processes that the command starts.
+All other output goes to standard error, including that of the processes that the command starts.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from typing import Any
 OPTION = "--json"
 FIELDS = ("code", "key", "message", "hint")
 
-_values: list[Any] = []  # the last one is printed
+_values: list[Any] = []  # The last value is printed.
 _errors: list[dict[str, str]] = []
-_outputs: list[int] = []  # the descriptor of standard output, while it is reserved
+_outputs: list[int] = []  # The descriptor of standard output, while it is reserved
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,10 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 
 def reserve() -> None:
-    """Reserve standard output if the command line has --json. Of several ranks, only rank 0 prints the value."""
+    """Reserve standard output if the command line has --json.
+
+    Of several ranks, only rank 0 prints the value.
+    """
     if OPTION in sys.argv[1:]:
         rank = next(
             (os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0"
@@ -37,7 +40,10 @@ def is_reserved() -> bool:
 
 
 def put(value: Any) -> None:
-    """Set the value of this command. Without a reserved output it is printed immediately."""
+    """Set the value of this command.
+
+    If the output is not reserved, the value is printed immediately.
+    """
     if _outputs:
         _values.append(value)
     else:
@@ -45,7 +51,11 @@ def put(value: Any) -> None:
 
 
 def put_errors(problem: object, *, code: str = "failed", hint: str = "") -> None:
-    """Add errors to the value: a text, or the `errors` of an exception, each a text or (code, key, message, hint)."""
+    """Add errors to the value of this command.
+
+    `problem` is a text, or an exception with a list `errors`. Each of these is a text or (code,
+    key, message, hint).
+    """
     if not _outputs:
         return
     errors = getattr(problem, "errors", None)
@@ -63,7 +73,10 @@ def fail(problem: object, *, code: str = "failed") -> None:
 
 
 def close(code: int) -> None:
-    """Print the value at the end of the command. A command that failed without an error gets a general one."""
+    """Print the value at the end of the command.
+
+    A command that failed without an error gets a general one.
+    """
     if not _outputs:
         return
     value = _values[-1] if _values else {}
@@ -71,5 +84,6 @@ def close(code: int) -> None:
         put_errors(f"the command ended with exit code {code}, see standard error")
     if _errors and isinstance(value, dict):
         value = {**value, "errors": _errors}
-    with contextlib.suppress(OSError), open(_outputs.pop(), "w") as out:  # nobody may read it
+    # The reader of the output may no longer exist.
+    with contextlib.suppress(OSError), open(_outputs.pop(), "w") as out:
         out.write(json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -1,7 +1,8 @@
-"""Types of parameters with their ranges, for signatures and for the sections of a configuration. No torch.
+"""Types of parameters with their ranges, for signatures and for the sections of a configuration.
 
 `width: Annotated[Positive, Doc("channels of the first stage")]` declares type, range and meaning of
-a parameter once, for the check of a configuration, `--help` and docs/configuration.md.
+a parameter once. The check of a configuration, `--help` and docs/configuration.md use them. The
+module does not import torch.
 """
 
 from datetime import date
@@ -11,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import AfterValidator, AllowInfNan
 from typing_extensions import Doc
 
-MAX_INTEGER = 2**31 - 1  # what SLURM, process groups and kernels count to
+MAX_INTEGER = 2**31 - 1  # Limit of SLURM, process groups and kernels
 Count = Annotated[int, Ge(0), Le(MAX_INTEGER)]
 Positive = Annotated[int, Ge(1), Le(MAX_INTEGER)]
 Seed = Annotated[int, Ge(0)]
@@ -20,7 +21,8 @@ Probability = Annotated[float, Ge(0), Le(1)]
 PositiveFraction = Annotated[float, Gt(0), Lt(1)]
 NonNegative = Annotated[float, Ge(0), AllowInfNan(False)]
 PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
-PathText = Annotated[str, MinLen(1), "a path"]  # a plain string is shown instead of the type
+# A plain string is shown instead of the type.
+PathText = Annotated[str, MinLen(1), "a path"]
 
 
 def _check_day(text: str) -> str:
@@ -29,25 +31,28 @@ def _check_day(text: str) -> str:
 
 
 Day = Annotated[str, AfterValidator(_check_day), "YYYY-MM-DD"]
-# shared by several sources of images
+# Several sources of images share these types.
 Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
 Side = Annotated[int, Ge(8), Le(MAX_INTEGER)]
 ImageSize = Annotated[
     Side | Annotated[list[Side], MinLen(2), MaxLen(2), "[height, width]"] | None,
     Doc(
-        "side of the square to resize and crop to, in pixels, or [height, width]; null = all images have one size"
+        "side of the square to resize and crop to, in pixels, or [height, width]; "
+        "null = all images have one size"
     ),
 ]
 CropPercent = Annotated[
     Literal["auto"] | Annotated[float, Gt(0), Le(1)],
     Doc(
-        "fraction of the shorter side that the centre crop keeps; auto = that of the pretrained weights, else 1"
+        "fraction of the shorter side that the centre crop keeps; "
+        "auto = that of the pretrained weights, else 1"
     ),
 ]
 Fit = Annotated[
     Literal["crop", "letterbox"],
     Doc(
-        "crop: cover image_size and crop the centre; letterbox: fit inside and pad with the background"
+        "crop: cover image_size and crop the centre; letterbox: "
+        "fit inside and pad with the background"
     ),
 ]
 Interpolation = Annotated[
@@ -68,14 +73,15 @@ TestAfter = Annotated[
     Doc("first day of the test images, all others are older; null = a random test split"),
 ]
 SplitSeed = Annotated[Seed, Doc("seed of the random split into train, validation and test")]
-# shared by the libraries of networks
+# The libraries of networks share these types.
 Pretrained = Annotated[
     bool | PathText, Doc("initial weights: true = those of the library, downloaded once, or a file")
 ]
 HeadOnly = Annotated[
     bool | Literal["each_epoch"],
     Doc(
-        "train only the last layer: true = on features computed once, each_epoch = on augmented images"
+        "train only the last layer: true = on features computed once, "
+        "each_epoch = on augmented images"
     ),
 ]
 FrozenNorms = Annotated[bool, Doc("batch norms keep their statistics and weights")]

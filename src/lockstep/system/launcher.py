@@ -1,11 +1,11 @@
-"""The rank and world size that srun, torchrun or Lockstep gave to this process."""
+"""Reads the rank and world size that srun, torchrun or Lockstep gave to this process."""
 
 import dataclasses
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-# variables that are set by a launcher, and read by torch, Lightning and its metrics, too
+# A launcher sets these variables, which torch, Lightning and its metrics also read.
 NUMBERS = (
     "RANK",
     "LOCAL_RANK",
@@ -15,25 +15,30 @@ NUMBERS = (
     "SLURM_PROCID",
     "SLURM_LOCALID",
 )
-PROJECT = "LOCKSTEP_PROJECT"  # variable of the command of a job: the copy of its project
+# The command of a job has this variable, with the copy of its project.
+PROJECT = "LOCKSTEP_PROJECT"
 
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, and the facts that its launcher (torchrun, srun or Lockstep) provides on the others."""
+    """The rank of this process, and the facts that its launcher provides about all processes.
+
+    The launcher is torchrun, srun or Lockstep.
+    """
 
     launcher: str
     rank: int
     local_rank: int
     node_rank: int
     world_size: int
-    num_local: int = 1  # workers of this node, 0 if unknown; nodes may differ
-    # where the launcher names no address (srun):
+    num_local: int = 1  # Workers of this node, or 0 if unknown; nodes may differ
+    # The next two are set where the launcher names no address (srun).
     step: str = ""  # job-restart-step, unique for each start
-    address: tuple[str, int] | None = None  # host and port, which every rank computes for itself
-    # of all tasks of the step on this node, where SLURM reports it
+    address: tuple[str, int] | None = None  # Host and port, which every rank computes for itself
+    # This counts the GPUs of all tasks of the step on this node, where SLURM reports it.
     num_gpus_on_node: int | None = None
-    listener: int | None = None  # of rank 0: descriptor of the socket on which it opens the store
+    # On rank 0, this is the descriptor of the socket on which it opens the store.
+    listener: int | None = None
 
     @property
     def is_on_one_machine(self) -> bool:
@@ -41,17 +46,19 @@ class World:
 
 
 def outer_world(environ: Mapping[str, str]) -> World | None:
-    """Read the world from the variables of the launcher; None without one.
+    """Read the world from the variables of the launcher, or return None without one.
 
-    A SLURM batch script or srun step counts also with a single task; a shell inside an allocation
-    does not. `address` and `step` are None and "" where MASTER_ADDR is set: then the variables of
-    torch have the address. Raises ValueError for a variable that is set to no whole number.
+    A SLURM batch script or srun step counts also with a single task, whereas a shell inside an
+    allocation does not. `address` is None and `step` is "" where MASTER_ADDR is set, because the
+    variables of torch then have the address. Raises ValueError for a variable whose value is not a
+    whole number.
     """
     if wrong := [
         f"{name}={environ[name]}" for name in NUMBERS if not environ.get(name, "0").isdecimal()
     ]:
         raise ValueError(
-            f"{', '.join(wrong)} in the environment must be a whole number: unset it, or use torchrun"
+            f"{', '.join(wrong)} in the environment must be a whole number: "
+            "unset it, or use torchrun"
         )
 
     def number(*names: str, default: int = 0) -> int:
@@ -67,7 +74,7 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("LOCAL_WORLD_SIZE"),
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
-        # SLURM_NTASKS counts what a batch script may yet start
+        # SLURM_NTASKS counts the tasks that a batch script may still start.
         num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)
         world = World(
             "srun",
@@ -97,8 +104,8 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 def shared_world(environ: MutableMapping[str, str]) -> World | None:
     """Return the world of one of several processes of a launcher, which compute together.
 
-    Else None, and the variables of a single process are deleted: it starts its own workers, and
-    sets their ranks.
+    For a single process, returns None and deletes the variables of the launcher. Such a process
+    starts its own workers, and sets their ranks.
     """
     world = outer_world(environ)
     if world is not None and world.world_size > 1:
@@ -109,10 +116,16 @@ def shared_world(environ: MutableMapping[str, str]) -> World | None:
 
 
 def start_once(command: str, environ: MutableMapping[str, str]) -> None:
-    """Raise ValueError in one of several processes of a launcher: this command starts its own workers."""
+    """Raise ValueError in one of several processes of a launcher.
+
+    The command starts its own workers.
+    """
     if (world := shared_world(environ)) is not None:
         count = world.world_size
-        problem = f"{world.launcher} started {count} processes of lockstep {command}, which starts its own workers"
+        problem = (
+            f"{world.launcher} started {count} processes of lockstep {command}, "
+            "which starts its own workers"
+        )
         raise ValueError(
             f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}."
         )
@@ -124,11 +137,14 @@ def first_node(nodes: str) -> str:
 
 
 def counts_of_nodes(counts: str) -> list[int]:
-    """Return the tasks or cores of each node, from SLURM's text: [3, 3, 1] of "3(x2),1"."""
+    """Return the tasks or cores of each node from SLURM's text, e.g. [3, 3, 1] of "3(x2),1"."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(count) for count, times in found for _ in range(int(times or 1))]
 
 
 def step_port(job: int, step: int) -> int:
-    """Return a port below the ephemeral range, distinct for consecutive jobs and for 15,000 steps of a job."""
+    """Return a port below the ephemeral range.
+
+    It is distinct for consecutive jobs, and for 15,000 steps of a job.
+    """
     return 15000 + (32 * job + step) % 15000

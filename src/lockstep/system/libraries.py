@@ -1,16 +1,16 @@
-"""What a training changes in libraries: it defers imports, and silences banners and warnings that do not apply.
+"""Adapts libraries for a training, by deferred imports and by silenced banners and warnings.
 
-Deferred until first use are most of torchmetrics, matplotlib and torch._dynamo.
+Most of torchmetrics, matplotlib and torch._dynamo are deferred until their first use.
 
-`import torchmetrics`, by Lightning, imports every metric, and for some of them scipy.signal,
+Lightning's `import torchmetrics` imports every metric, and for some of them scipy.signal,
 torchvision and matplotlib (torchmetrics issue 3457). Lightning and every optimizer import the
-compiler of torch, even if nothing is compiled. That is two thirds of the time from `import torch`
-to a first step.
+compiler of torch, even if nothing is compiled. These imports take two thirds of the time from
+`import torch` to a first step.
 
 A module in `KNOWN` that is imported inside `lazy` gets only the names listed there. It is executed
-when any other name is used, or, after the block, when a submodule is imported that was not imported
-before; then it equals a plain import. A version of a library without these names is imported
-normally.
+when any other name is used. After the block, it is also executed when a submodule is imported that
+was not imported before. Then it equals a plain import. A version of a library without these names
+is imported normally.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from typing_extensions import override
 
 METRICS, PLOT, DYNAMO = "torchmetrics", "torchmetrics.utilities.plot", "torch._dynamo"
 
-_lock = threading.RLock()  # held while a module is executed
-_deferred: set[str] = set()  # modules that have not been executed
-# called after a module was executed
+_lock = threading.RLock()  # Held while a module is executed
+_deferred: set[str] = set()  # Modules that have not been executed
+# These functions are called after a module was executed.
 _after: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
 
 
@@ -51,7 +51,7 @@ def lazy() -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds deferred modules; as a loader it returns a module that exists already."""
+    """Finds deferred modules, and as a loader returns a module that already exists."""
 
     is_lazy = False  # True inside `lazy`
 
@@ -60,18 +60,23 @@ class _Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package = fullname.rpartition(".")[0]
-        if target is not None:  # a reload, also that of `_complete`
+        if target is not None:  # This is a reload, perhaps that of `_complete`.
             return None
         if package in _deferred and not (self.is_lazy and package.startswith(METRICS)):
             _complete(package)
-            # hide its spec until then, or Python would execute it again
+            # Its `__spec__` is hidden until `create_module`, or Python would execute the module
+            # again.
             if fullname in sys.modules:
                 names = vars(sys.modules[fullname])
                 spec, names["__spec__"] = names["__spec__"], None
                 return ModuleSpec(fullname, self, loader_state=spec)
         spec = PathFinder.find_spec(fullname, path) if self.is_lazy and fullname in KNOWN else None
         if spec is not None and spec.loader is not None:
-            setattr(spec.loader, "exec_module", functools.partial(_defer, spec.loader))  # noqa: B010
+            setattr(  # noqa: B010
+                spec.loader,
+                "exec_module",
+                functools.partial(_defer, spec.loader),
+            )
         return spec
 
     @override
@@ -81,7 +86,8 @@ class _Finder(MetaPathFinder, Loader):
 
     @override
     def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None and module.__spec__.loader is self:  # set by Python
+        # Python has set the loader.
+        if module.__spec__ is not None and module.__spec__.loader is self:
             module.__spec__ = module.__spec__.loader_state
 
 
@@ -94,7 +100,8 @@ def _defer(loader: Loader, module: ModuleType) -> None:
     try:
         for known, make in KNOWN[name].items():
             setattr(module, known, make())
-    except (ImportError, AttributeError):  # another version of the library
+    except (ImportError, AttributeError):
+        # This is another version of the library.
         type(loader).exec_module(loader, module)
         return
     _deferred.add(name)
@@ -102,7 +109,8 @@ def _defer(loader: Loader, module: ModuleType) -> None:
 
 
 def _attribute(module: str, name: str) -> Any:
-    if name != "__path__":  # read by `from module import name`, also of a module that is no package
+    # `from module import name` reads `__path__`, even if the module is not a package.
+    if name != "__path__":
         _complete(module)
     if name in vars(sys.modules[module]):
         return vars(sys.modules[module])[name]
@@ -110,11 +118,14 @@ def _attribute(module: str, name: str) -> Any:
 
 
 def _complete(name: str) -> None:
-    """Execute a deferred module, after its package. Other threads wait for it."""
+    """Execute a deferred module, after its package.
+
+    Other threads wait until it is executed.
+    """
     with _lock:
         package = name.rpartition(".")[0]
         if package in _deferred:
-            _complete(package)  # may complete this one, too
+            _complete(package)  # This may also complete the module itself.
         if name not in _deferred:
             return
         _deferred.remove(name)
@@ -123,7 +134,8 @@ def _complete(name: str) -> None:
                 vars(sys.modules[name]).pop(known, None)
         try:
             importlib.reload(sys.modules[name])
-        except BaseException:  # the next use tries again
+        except BaseException:
+            # The next use tries again.
             _deferred.add(name)
             raise
         for call in _after.pop(name, ()):
@@ -146,14 +158,20 @@ def _function(module: str, name: str) -> Callable[[], Any]:
 
 
 def _class(module: str, name: str) -> Callable[[], Any]:
-    """Make a class for annotations and isinstance; it has no instance before the module is executed."""
+    """Make a class for annotations and isinstance.
+
+    The class has no instance before the module is executed.
+    """
     stand_in: Any = ABCMeta(name, (), {})
     _after[module].append(lambda: stand_in.register(getattr(sys.modules[module], name)))
     return lambda: stand_in
 
 
 def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
-    """Defer torch._dynamo.disable until the compiler is imported: before, nothing compiles `function`."""
+    """Defer torch._dynamo.disable until the compiler is imported.
+
+    Before that, nothing compiles `function`.
+    """
     if not isinstance(function, FunctionType) or DYNAMO not in _deferred:
         return _function(DYNAMO, "disable")()(function, *args, **settings)
     current: Callable[..., Any] = function
@@ -173,12 +191,13 @@ def _disable(function: Any = None, *args: Any, **settings: Any) -> Any:
 KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     METRICS: {
         "_logger": lambda: logging.getLogger(METRICS),
-        "Metric": _proxy("torchmetrics.utilities.checks", "Metric"),  # first, as in the package
+        # Metric comes first, as in the package.
+        "Metric": _proxy("torchmetrics.utilities.checks", "Metric"),
         "MetricCollection": _proxy("torchmetrics.collections", "MetricCollection"),
         "__version__": _proxy("torchmetrics.__about__", "__version__"),
     },
     "torchmetrics.functional": {},
-    PLOT: {  # imports matplotlib
+    PLOT: {  # This module imports matplotlib.
         "_AX_TYPE": _class(PLOT, "_AX_TYPE"),
         "_CMAP_TYPE": lambda: object,
         "_PLOT_OUT_TYPE": lambda: object,
@@ -194,9 +213,9 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
         "utils": lambda: importlib.import_module("torch._dynamo.utils"),
     },
     "torch._dynamo.utils": {
-        # the default; setting another executes the module
+        # This is the default, and setting another value executes the module.
         "get_optimize_ddp_mode": lambda: lambda: "ddp_optimizer",
-        # for torchvision
+        # This function is for torchvision.
         "is_compile_supported": _function("torch._dynamo.utils", "is_compile_supported"),
     },
 }
@@ -206,33 +225,40 @@ def silence_libraries() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
-        r".*sync_dist=True.*",  # our values are global already; the mean over ranks would be wrong
-        # an empty shard counts nothing
+        # Our values are already global, and the mean over ranks would be wrong.
+        r".*sync_dist=True.*",
+        # An empty shard counts nothing.
         r".*The ``compute`` method of metric .* was called before the ``update``.*",
-        r".*does not have many workers.*",  # a batch is one gather: workers would only copy it
-        # a custom module may have none
+        # A batch is one gather, so workers would only copy it.
+        r".*does not have many workers.*",
+        # A custom module may have no validation step.
         r".*passed in a `val_dataloader` but have no `validation_step`.*",
-        r".*smaller than the logging interval.*",  # the epoch's means are logged anyway
-        r".*WeightAveraging callback, but loading.*",  # evaluation needs the averaged weights
-        # an evaluation needs none of them
+        r".*smaller than the logging interval.*",  # The means of the epoch are logged anyway.
+        r".*WeightAveraging callback, but loading.*",  # Evaluation needs the averaged weights.
+        # An evaluation needs none of these callbacks.
         r".*callbacks used to create the checkpoint need to be provided.*",
-        # before the first validation; the name was checked
+        # The key is missing before the first validation, and its name was checked.
         r".*could not find the monitored key.*",
-        r".*Checkpoint directory .* exists and is not empty.*",  # a resume continues in its folder
-        r".*The `srun` command is available.*",  # Lockstep finds out itself
-        # its successor is not in torch 2.11 to 2.14, 2026-11-21
+        # A resume continues in its folder.
+        r".*Checkpoint directory .* exists and is not empty.*",
+        r".*The `srun` command is available.*",  # Lockstep detects the launcher itself.
+        # Its successor is not in torch 2.11 to 2.14 (2026-11-21).
         r".*`broadcast_buffers` is deprecated.*",
-        r".*Please use the new API settings to control TF32.*",  # see set_tf32
-        r".*in eval mode at the start of training.*",  # batch norms of what is frozen
-        # the first updates in float16 may be skipped
+        r".*Please use the new API settings to control TF32.*",  # See set_tf32.
+        # Batch norms of frozen layers are in eval mode.
+        r".*in eval mode at the start of training.*",
+        # The first updates in float16 may be skipped.
         r".*Detected call of `lr_scheduler.step\(\)` before.*",
-        r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 on torch 2.15, 2026-11-21
+        r".*LeafSpec.* is deprecated.*",  # Lightning 2.6.6 with torch 2.15 causes it (2026-11-21).
     ):
         warnings.filterwarnings("ignore", message=message)
     threading.excepthook = _show_thread_failure
 
 
 def _show_thread_failure(failed: threading.ExceptHookArgs) -> None:
-    """Skip the error of TensorBoard's writing thread: its writer raises the same in the training."""
+    """Skip the error of TensorBoard's writing thread.
+
+    Its writer raises the same error in the training.
+    """
     if type(failed.thread).__name__ != "_AsyncWriterThread":
         threading.__excepthook__(failed)

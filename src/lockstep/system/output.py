@@ -1,7 +1,7 @@
-"""Standard output and error that never end a process: text that cannot be printed is dropped.
+"""Standard output and error that never end a process, and drop text that cannot be printed.
 
-Handles a pipe without a reader, a closed descriptor, a closed terminal and characters that an
-encoding lacks. Removes terminal commands from printed names of files and classes; only `Terminal`
+Handles a pipe without a reader, a closed descriptor, a closed terminal, and characters that an
+encoding lacks. Removes terminal commands from printed names of files and classes. Only `Terminal`
 of terminal.py writes commands.
 """
 
@@ -13,18 +13,20 @@ from typing import Any
 
 from typing_extensions import override
 
-# colours and control characters, except those around a text that replaces the previous one
+# These are colors and control characters, except those around a text that replaces the previous
+# one.
 CONTROLS = re.compile(r"\x1b\[[\d;]*m|(?!\A\r|\x1b\[K\Z)[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Steady(io.FileIO):
-    """Writes to a descriptor, and drops what it does not take."""
+    """Writes to a descriptor, and drops the data that it does not accept."""
 
     @override
     def write(self, data: Any, /) -> int:
         size = memoryview(data).nbytes
         try:
-            return super().write(data) or size  # None: a full pipe that does not block
+            # The result is None for a full pipe that does not block.
+            return super().write(data) or size
         except OSError:
             return size
 
@@ -46,7 +48,10 @@ class Printed(io.TextIOWrapper):
 
 
 class Unfiltered:
-    """The same stream for a writer that commands a terminal, and removes commands from texts itself."""
+    """The same stream for a writer that commands a terminal.
+
+    Such a writer removes commands from texts itself.
+    """
 
     def __init__(self, stream: Printed) -> None:
         self._stream = stream
@@ -57,17 +62,21 @@ class Unfiltered:
 
 
 def strip_commands(text: str) -> str:
-    """Remove colours, and replace every other character that commands a terminal by a blank."""
+    """Remove colors, and replace every other character that commands a terminal by a blank."""
     return CONTROLS.sub(lambda found: "" if found[0].endswith("m") else " ", text)
 
 
 def outlive() -> None:
-    """Let this process outlive the readers of its output. Call it before any file is opened."""
+    """Let this process outlive the readers of its output.
+
+    This must be called before any file is opened.
+    """
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # a closed descriptor, which the next opened file would get
+        # The next opened file would get this closed descriptor.
+        if stream is None:
             setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
-        # not that of a notebook, or one from here
+        # The stream of a notebook, or one that this function made, is not replaced.
         elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
             stream.flush()
             setattr(sys, name, Printed(stream))

@@ -6,12 +6,15 @@ setuptools loads this file without the package (pyproject.toml, tool.setuptools.
 import shutil
 from pathlib import Path
 
-# nothing else: a build environment has only setuptools
+# Other imports are impossible, because a build environment has only setuptools.
 from setuptools.command.build_py import build_py
 
 
 class BuildWithConf(build_py):
-    """Copies the package as setuptools does, and conf/ into it; an editable install reads conf/ where it is."""
+    """Copies the package as setuptools does, and conf/ into it.
+
+    An editable install reads conf/ where it is.
+    """
 
     def run(self) -> None:
         super().run()

@@ -1,4 +1,4 @@
-"""Command lines: a parser of commands, and overrides between options."""
+"""Parses command lines with commands, and with overrides between options."""
 
 import argparse
 import re
@@ -12,9 +12,11 @@ from lockstep.system.wording import near_names, question
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Prints its help if there is no command, and suggests the nearest one if it is unknown. Errors are JSON, too.
+    """Parses a command line with commands, and suggests the nearest command for an unknown one.
 
-    Its `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line.
+    It prints its help if there is no command. Errors are also added to the JSON output. Its
+    `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line, for an unknown
+    command.
     """
 
     @override
@@ -33,7 +35,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; `overrides` may be on any side of options, where argparse accepts one side."""
+    """Parse the arguments, with `overrides` before, between and after options.
+
+    argparse itself accepts them on only one side of the options.
+    """
     arguments, rest = parser.parse_known_args(words)
     if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(wrong)}")

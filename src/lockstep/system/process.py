@@ -1,4 +1,4 @@
-"""The exit of a command."""
+"""Runs a command and exits with its code."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from lockstep.system.processes import ServerDied, close_files
 def leave(command: Callable[[], int]) -> NoReturn:
     """Run `command` and the registered exit functions, and exit with its code.
 
-    Nothing else is cleaned up: freeing the modules of torch takes over a second, and a crash there
-    changes the code.
+    Nothing else is cleaned up. Freeing the modules of torch takes over a second, and a crash there
+    would change the code.
     """
     output.outlive()
     json_output.reserve()
@@ -24,14 +24,16 @@ def leave(command: Callable[[], int]) -> NoReturn:
         try:
             code = command()
         except SystemExit as exiting:
-            if not isinstance(exiting.code, int):  # a text, which Python prints
+            # The code is a text, which Python prints.
+            if not isinstance(exiting.code, int):
                 raise
             code = exiting.code
         signals.run_exit_functions()
     except KeyboardInterrupt:
         signals.report_end(signal.SIGINT)
         code = 128 + signal.SIGINT
-    except Exception as error:  # of custom code
+    except Exception as error:
+        # Custom code may raise any error.
         from lockstep.system import tracebacks
 
         text = str(error) if isinstance(error, ServerDied) else tracebacks.describe(error)

@@ -1,8 +1,9 @@
-"""Starts processes as forks of one server that has imported torch: the fork server of multiprocessing.
+"""Starts processes as forks of one server that has imported torch.
 
-A command starts the server first and never imports torch itself; workers, trials and decoding
-processes are forks of that server. Only `share_server` and `_stop_server` use private parts of
-multiprocessing. Where forks are not safe (macOS), processes are new interpreters.
+The server is the fork server of multiprocessing. A command starts the server first, and never
+imports torch itself. Workers, trials and decoding processes are forks of that server. Only
+`share_server` and `_stop_server` use private parts of multiprocessing. Where forks are not safe
+(macOS), processes are new interpreters.
 """
 
 import atexit
@@ -29,34 +30,41 @@ Result = TypeVar("Result")
 
 HAS_FORK = sys.platform == "linux"
 SERVER = "lockstep.launch.server"
-# variables for the server: the folder of sockets to remove at its end, and `is_safe_path`
+# The server reads these variables: the folder of sockets to remove at its end, and `is_safe_path`.
 FOLDER = "LOCKSTEP_SERVER_FOLDER"
 SAFE_PATH = "LOCKSTEP_SERVER_SAFE_PATH"
 
-# Bytes of a folder for sockets. An address has 104 (macOS) to 108 with the names that
-# multiprocessing adds, 33.
+# Maximum bytes of the path of a folder for sockets. An address may have 104 (macOS) to 108 bytes,
+# with the 33 bytes of the names that multiprocessing adds.
 MAX_FOLDER_BYTES = 70
 
-# exit code that multiprocessing gives to a fork whose server has died, and any code may give
+# The multiprocessing package gives this exit code to a fork whose server has died. Any code may
+# also use it.
 UNKNOWN_END = 255
 
 _is_started = False  # True once this process has started a server
 
 # True if this command ignores modules in the current folder (PYTHONSAFEPATH), as the server always
-# does
+# does.
 is_safe_path = bool(sys.flags.safe_path)
 
 
-OTHERS = 0o022  # of a mode: writing by the group and by all
+OTHERS = 0o022  # These mode bits allow the group and all others to write.
 _umask = threading.Lock()
 
 
 class ServerDied(RuntimeError):
-    """The process that imports torch ended before it could start another one. Its text is printed."""
+    """The process that imports torch ended before it could start another one.
+
+    The text of the error is printed.
+    """
 
 
 def close_files() -> int:
-    """Let only this user write what this process creates, as under umask 022. Returns the umask before."""
+    """Let only this user write the files that this process creates, as under umask 022.
+
+    Returns the previous umask.
+    """
     before = os.umask(0o077)
     os.umask(before | OTHERS)
     return before
@@ -64,7 +72,7 @@ def close_files() -> int:
 
 @contextlib.contextmanager
 def close_files_after() -> Iterator[None]:
-    """`close_files` in the block, for a process of the user, such as a notebook."""
+    """Apply `close_files` in the block, for a process of the user, such as a notebook."""
     with _umask:
         before = close_files()
         try:
@@ -75,9 +83,10 @@ def close_files_after() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hide_main() -> Iterator[None]:
-    """Hide the script of this process, which multiprocessing would run again in every process it starts.
+    """Hide the script of this process from the processes that multiprocessing starts.
 
-    A script without `if __name__ == "__main__"` would start its training again.
+    multiprocessing would run it again in each of them. A script without `if __name__ == "__main__"`
+    would start its training again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -115,7 +124,10 @@ def context() -> BaseContext:
 
 
 def start_server() -> None:
-    """Start the server if there is none; it imports torch while this process continues."""
+    """Start the server if there is none.
+
+    The server imports torch while this process continues.
+    """
     global _is_started
     if _has_shared_server():
         return
@@ -125,7 +137,8 @@ def start_server() -> None:
     if not _is_started:
         _is_started = True
         atexit.register(_stop_server)
-    resource_tracker.ensure_running()  # its start unblocks signals
+    # The start of the tracker unblocks signals.
+    resource_tracker.ensure_running()
     forkserver.set_forkserver_preload([SERVER])
     given = os.environ.get("PYTHONSAFEPATH")
     mine = {"PYTHONSAFEPATH": "1", FOLDER: sockets, SAFE_PATH: "1" if is_safe_path else ""}
@@ -141,7 +154,10 @@ def start_server() -> None:
 
 
 def _socket_folder() -> str:
-    """Return multiprocessing's folder of sockets, which all processes started from here use: in TMPDIR if that fits."""
+    """Return multiprocessing's folder of sockets, which all processes started from here use.
+
+    It is in TMPDIR if that path is short enough and can be written, or else in /tmp or /var/tmp.
+    """
     given = tempfile.gettempdir()
     short = [
         path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= MAX_FOLDER_BYTES
@@ -155,23 +171,30 @@ def _socket_folder() -> str:
 
 
 def _stop_server() -> None:
-    """Kill the server at the exit of this process, even during its imports, if the command did not need it."""
+    """Kill the server at the exit of this process, even during its imports.
+
+    The command may not have needed the server.
+    """
     if (pid := internals.fork_server_pid()) is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def call(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function in a process that has imported torch. A worker calls it directly.
+    """Call a function in a process that has imported torch.
 
-    Arguments and result are pickled; the function must not raise.
+    A worker calls it directly. Arguments and result are pickled, and the function must not raise.
+    Raises ServerDied if the process dies.
     """
     world = outer_world(os.environ)
     if _has_shared_server() or (world is not None and world.world_size > 1):
         return function(*arguments)
     ours = context()
     receiver, sender = ours.Pipe(duplex=False)
-    process = ours.Process(target=_answer, args=(sender, function, arguments))  # pyright: ignore[reportAttributeAccessIssue]
+    process = ours.Process(  # pyright: ignore[reportAttributeAccessIssue]
+        target=_answer,
+        args=(sender, function, arguments),
+    )
     process.start()
     sender.close()
     try:

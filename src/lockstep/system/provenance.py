@@ -1,4 +1,4 @@
-"""Machine, packages and commit of a run."""
+"""Describes the machine, packages and commit of a run."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import lockstep
 from lockstep.system import processes
 from lockstep.system.redaction import redact
 
-FROZEN_COMMIT = "COMMIT"  # a file in the copy of the code that a job runs
+FROZEN_COMMIT = "COMMIT"  # File in the copy of the code that a job runs
 PACKAGES = (
     "torch",
     "torchvision",
@@ -29,7 +29,10 @@ PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """Collect versions, devices, host and commit of the project, as plain values for run.json. Imports torch."""
+    """Collect versions, devices, host and commit of the project, as plain values for run.json.
+
+    This imports torch.
+    """
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -60,8 +63,12 @@ def cpu_name() -> str:
 
 
 def commit(root: Path) -> str | None:
-    """Return the commit of the tree at `root`, with "+changes" if tracked files differ; None outside git."""
-    with contextlib.suppress(FileNotFoundError):  # no copy for a job
+    """Return the commit of the tree at `root`, or None outside git.
+
+    The commit has the suffix "+changes" if tracked files differ from it.
+    """
+    # The file exists only in the copy of a job.
+    with contextlib.suppress(FileNotFoundError):
         return (root / FROZEN_COMMIT).read_text().strip() or None
     words = [
         "git",

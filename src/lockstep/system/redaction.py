@@ -1,4 +1,4 @@
-"""Hides secrets in everything that is printed, stored or sent. Standard library only."""
+"""Hides secrets in everything that is printed, stored or sent, with the standard library only."""
 
 import re
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 HIDDEN = "***"
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 SECRET = re.compile(
-    r".*(token|secret|passw(or)?d|credential)s?|(api|access|private|secret)?key|passphrase|auth|authorization|sig(nature)?"
+    r".*(token|secret|passw(or)?d|credential)s?|(api|access|private|secret)?key"
+    r"|passphrase|auth|authorization|sig(nature)?"
 )
 PLAIN = re.compile(r"(|null|none|true|false|\.{3}|[-+]?\d{0,4}(\.\d*)?(e[-+]?\d+)?)", re.IGNORECASE)
-PROSE = re.compile(r"key|.*(Error|Exception)")  # "write key=value", "KeyError: 'train'"
-# possessive, as below: the time grows with the length of a text only
+# These names are prose in "write key=value" and "KeyError: 'train'".
+PROSE = re.compile(r"key|.*(Error|Exception)")
+# The quantifier is possessive, as in the patterns below, so the time grows only with the length of
+# a text.
 OVERRIDE = re.compile(r"[-+~]*+([\w./@-]++)=")
 USER = re.compile(r"://[^\s/?#'\"]*@")
 QUERY = re.compile(r"(://(?:(?!://)[^\s?'\"])*+\?|\?(?=[\w.%-]++=))[^\s'\")>]+")
@@ -26,8 +29,8 @@ def redact(value: Any, key: str = "") -> Any:
     """Replace the secrets in a configuration, a list of overrides or a text by `***`.
 
     Secrets are values under `notify` or a key named like a secret, and the user and query of a URL.
-    A bool, null and a number of up to four digits or with a point are not. `key` is the dotted path
-    of the value.
+    A bool, null, and a number of up to four digits or with a point are not secrets. `key` is the
+    dotted path of the value.
     """
     if isinstance(value, dict):
         return {name: redact(item, f"{key}.{name}") for name, item in value.items()}
@@ -53,7 +56,10 @@ def _redact_text(text: str) -> str:
 
 
 def _item(item: Any, key: str) -> Any:
-    """Redact an item of a list; in an override `name=value` the name is the key."""
+    """Redact an item of a list.
+
+    In an override `name=value`, the name is the key.
+    """
     found = OVERRIDE.match(item) if isinstance(item, str) else None
     return (
         redact(item, key)

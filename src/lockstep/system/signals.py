@@ -1,4 +1,7 @@
-"""Signals as a flag: a handler that does more can deadlock. `callbacks/stop.py` makes it one decision of all ranks."""
+"""Records signals as a flag, because a handler that does more can deadlock.
+
+`callbacks/stop.py` turns the flag into one decision of all ranks.
+"""
 
 import contextlib
 import os
@@ -11,10 +14,11 @@ from typing_extensions import override
 
 from lockstep.system import internals
 
-# a hangup that was ignored when this process began, as under nohup, stays ignored
+# A hangup that was ignored when this process began, as under nohup, stays ignored.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *_HANGUP)
-LEAVE = signal.SIGQUIT  # Ctrl-\; also what a parent sends its workers for a second Ctrl-C
+# Ctrl-\ sends it. A parent also sends it to its workers for a second Ctrl-C.
+LEAVE = signal.SIGQUIT
 
 
 class Ended(BaseException):
@@ -22,16 +26,17 @@ class Ended(BaseException):
 
 
 class SignalFlag:
-    """Records the stop signals of this process. A second Ctrl-C, or SIGQUIT, raises KeyboardInterrupt.
+    """Records the stop signals of this process.
 
-    In a worker (`has_parent`) a second Ctrl-C does nothing: the parent counts them, and sends
-    SIGQUIT. With `ends` the first signal raises `Ended`. Python calls handlers in the main thread
-    only; in another thread this records nothing.
+    A second Ctrl-C, or SIGQUIT, raises KeyboardInterrupt. In a worker (`has_parent`), a second
+    Ctrl-C does nothing, because the parent counts them and sends SIGQUIT. With `ends`, the first
+    signal raises `Ended`. Python calls handlers only in the main thread, so in another thread the
+    flag records nothing.
     """
 
     def __init__(self, *, has_parent: bool = False, ends: bool = False) -> None:
         self.numbers: list[int] = []
-        self.aborted_by = ""  # what raised KeyboardInterrupt
+        self.aborted_by = ""  # What raised KeyboardInterrupt
         self._has_parent = has_parent
         self._ends = ends
 
@@ -74,11 +79,16 @@ class SignalList(SignalFlag):
 
 
 def report_end(number: int, what: str = "") -> None:
-    """Print the line of a command that a signal has terminated. Safe in a handler, in the middle of another print."""
+    """Print the line of a command that a signal has terminated.
+
+    A handler may call this in the middle of another print.
+    """
     with contextlib.suppress(OSError):
         os.write(
             2,
-            f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n".encode(),
+            (
+                f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n"
+            ).encode(),
         )
 
 
@@ -98,7 +108,10 @@ def restore_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Block the signals inside the block; a process that is started there keeps them blocked until it has handlers."""
+    """Block the signals inside the block.
+
+    A process that is started in the block keeps them blocked until it has handlers.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
     try:
         yield
@@ -107,7 +120,10 @@ def block_signals() -> Iterator[None]:
 
 
 def run_exit_functions() -> None:
-    """Run the registered exit functions of a process whose exit code is decided: it ignores signals from now on."""
+    """Run the registered exit functions of a process whose exit code is decided.
+
+    The process ignores signals from now on.
+    """
     for number in (*STOP_SIGNALS, LEAVE):
         signal.signal(number, signal.SIG_IGN)
     internals.run_exit_functions()

@@ -1,4 +1,7 @@
-"""Texts and tables on a terminal and in a log. No torch: commands that only read start immediately."""
+"""Prints texts and tables on a terminal and in a log.
+
+The module does not import torch, so that commands that only read start immediately.
+"""
 
 import inspect
 import sys
@@ -15,10 +18,11 @@ from typing_extensions import override
 
 from lockstep.system import output
 
-PROGRAMS = ("lockstep ", "python ", "cat ", "tail ")  # a value that begins so is a command
-LOG_WIDTH = 10_000  # columns of a log, where nothing is cut
-# Characters in a line of a cell on a terminal, and in one of a column that may be narrower than its
-# text.
+# A value that begins with one of these is a command.
+PROGRAMS = ("lockstep ", "python ", "cat ", "tail ")
+LOG_WIDTH = 10_000  # columns of a log, where nothing is truncated
+# Maximum characters in a line of a cell on a terminal, and in one of a column that may be narrower
+# than its text.
 MAX_COLUMN_WIDTH, MIN_COLUMN_WIDTH = 40, 20
 
 
@@ -43,10 +47,10 @@ class Terminal(Console):
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
-    """Return a console for standard output or error; plain text without colours or wrapping in a file or a log.
+    """Return a console for standard output or error.
 
-    A notebook cell counts as a log: there rich would make HTML of every line, and FORCE_COLOR is
-    set.
+    In a file or a log, it prints plain text without colors or wrapping. A notebook cell counts as a
+    log. In a notebook, rich would make HTML of every line, and FORCE_COLOR is set.
     """
     if (sys.stderr if is_error else sys.stdout).isatty():
         return Terminal(highlight=False, stderr=is_error)
@@ -61,7 +65,10 @@ def terminal(*, is_error: bool = False) -> Terminal:
 
 
 def debug(clear: Callable[[], object] = lambda: None) -> None:
-    """Open a debugger in the caller of `breakpoint()`; `clear` ends a live line before. Ctrl-C still stops the run."""
+    """Open a debugger in the caller of `breakpoint()`.
+
+    `clear` ends a live line before the debugger opens. Ctrl-C still stops the run.
+    """
     import pdb
 
     clear()
@@ -85,12 +92,15 @@ def printable(text: str) -> str:
 
 
 def say(out: Console, text: str, style: str | Style = "") -> None:
-    """Print a text, on a terminal broken between words and indented from its second line on."""
+    """Print a text.
+
+    On a terminal, it is broken between words, and indented from its second line on.
+    """
     out.print(Text(_break_lines(text, out.width, 4), style=style), soft_wrap=True)
 
 
 def _break_lines(text: str, width: int, indent: int) -> str:
-    """Break a text into lines of a width; unlike rich, without breaking a path."""
+    """Break a text into lines of a width, but unlike rich never break a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
         width,
@@ -103,10 +113,10 @@ def _break_lines(text: str, width: int, indent: int) -> str:
 
 
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
-    """Print a title and aligned name-value rows, between two rules; rows without a value are omitted.
+    """Print a title and aligned name-value rows between two rules.
 
-    A long value continues in its column. A command stays in one piece, to be copied; a long one has
-    a line of its own.
+    Rows without a value are omitted. A long value continues in its column. A command stays in one
+    piece, so that it can be copied, and a long command has a line of its own.
     """
     out = terminal()
     shown = [row for row in rows if row[1]]
@@ -134,10 +144,10 @@ def new_table(
     right: Sequence[str] = (),
     wraps: Sequence[str] = (),
 ) -> Table:
-    """Make a table with as many columns, from the left, as fit into a terminal, at least two; with all in a log.
+    """Make a table with as many columns, from the left, as fit into a terminal.
 
-    `right` names the right-aligned columns, `wraps` those that may become narrower than their
-    texts.
+    It has at least two columns, and in a log it has all. `right` names the right-aligned columns,
+    and `wraps` names those that may become narrower than their texts.
     """
     lines = [
         [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line]
@@ -166,7 +176,7 @@ def print_table(made: Table, out: Console) -> None:
 
 
 def plain_text(shown: RenderableType, width: int = LOG_WIDTH) -> Text:
-    """Render for a log: without colours, and without blanks at the ends of lines."""
+    """Render for a log, without colors and without blanks at the ends of lines."""
     paper = Console(width=width, color_system=None, force_jupyter=False)
     with paper.capture() as captured:
         paper.print(shown)

@@ -1,4 +1,7 @@
-"""What a user needs of a traceback: the frames of their own code, which belong to no library, and the error."""
+"""Extracts the useful parts of a traceback: the frames of the user's own code, and the error.
+
+Such frames do not belong to a library.
+"""
 
 import os
 import re
@@ -8,7 +11,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 TITLE = "Traceback (most recent call last):\n"
-# between two tracebacks
+# This text separates two tracebacks.
 CHAIN = re.compile(r"\n\n(?:During handling of the above|The above) exception\b.*\n\n")
 FRAME = re.compile(
     r'^ +File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)(?:\n {4,}(?P<source>.+))?',
@@ -19,13 +22,16 @@ LIBRARIES = (
     *(f"{path}{os.sep}" for path in (sysconfig.get_path("stdlib"), Path(__file__).parents[1])),
 )
 INSTALLED = re.compile(r"\b(site|dist)-packages\b")
-# shown of an error
+# A shortened error has at most this many frames and lines.
 MAX_FRAMES = 4
 MAX_LINES = 5
 
 
 def own_frames(text: str) -> list[re.Match[str]]:
-    """Return the frames in `text` that are outside Lockstep, the standard library and installed packages."""
+    """Return the frames in `text` that belong to the user's own code.
+
+    They are outside of Lockstep, the standard library and installed packages.
+    """
     frames = FRAME.finditer(text)
     return [
         each
@@ -35,7 +41,10 @@ def own_frames(text: str) -> list[re.Match[str]]:
 
 
 def place(frame: re.Match[str]) -> str:
-    """Format a frame as net.py:12 (forward), relative to the current folder if it lies below it."""
+    """Format a frame as net.py:12 (forward).
+
+    The path is relative to the current folder if it is below it.
+    """
     path = frame["path"].removeprefix(f"{Path.cwd()}/")
     return f"{path}:{frame['line']} ({frame['function']})"
 
@@ -47,15 +56,20 @@ def located(text: str, error: BaseException) -> str:
 
 
 def cause(text: str) -> str:
-    """Return the error of a traceback in one line, with its innermost own frame; the first line of another text."""
+    """Return the error of a traceback in one line, with its innermost own frame.
+
+    For a text without a traceback, returns its first line.
+    """
     own = _own_part(text)
     return next(iter(_error(own or text) or text.splitlines()), "") + _source(own)
 
 
 def shorten(text: str) -> str:
-    """Return the first line of a failure, the innermost own frames of its traceback, and the error raised there.
+    """Return the essential lines of a failure.
 
-    All of a traceback without such a frame; the first paragraph of another text.
+    They are its first line, the innermost own frames of its traceback, and the error raised there.
+    A traceback without such a frame is returned complete. For a text without a traceback, only its
+    first paragraph is returned.
     """
     if TITLE not in text:
         return text.partition("\n\n")[0]
@@ -70,12 +84,15 @@ def shorten(text: str) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return the innermost own frames of an error, or its whole traceback without one."""
+    """Return the innermost own frames of an error, or its complete traceback without one."""
     return shorten("".join(traceback.format_exception(error)))
 
 
 def report(text: str, where: tuple[str, str] | None) -> str:
-    """Return what a failed task prints of `text`: of a training also `where` its run is, or its failure.txt."""
+    """Return the lines of `text` that a failed task prints.
+
+    For a training, `where` has its run and its failure.txt, one of which is printed, too.
+    """
     short = shorten(text)
     if where is None:
         return short if TITLE in text else text
@@ -85,7 +102,7 @@ def report(text: str, where: tuple[str, str] | None) -> str:
 
 
 def _own_part(text: str) -> str:
-    """Return the last traceback of a chain that has own frames; "" without one."""
+    """Return the last traceback of a chain that has own frames, or "" without one."""
     parts = CHAIN.split(text) if TITLE in text else ()
     return next((each for each in reversed(parts) if own_frames(each)), "")
 
@@ -96,6 +113,9 @@ def _source(text: str) -> str:
 
 
 def _error(text: str) -> list[str]:
-    """Return the lines of the error below the last traceback of a text; none without a traceback."""
+    """Return the lines of the error below the last traceback of a text.
+
+    The result is empty without a traceback.
+    """
     lines = text.rpartition(TITLE)[2].splitlines() if TITLE in text else ()
     return list(dropwhile(lambda line: line.startswith(" "), lines))

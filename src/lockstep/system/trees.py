@@ -1,24 +1,30 @@
-"""Nested dicts and lists, as in YAML and JSON."""
+"""Reads nested dicts and lists, as in YAML and JSON."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # uses libyaml if PyYAML has it
 DEEPEST = 100  # levels; libyaml crashes at some ten thousand
-# The time to read 1:1:1... grows with the square of its length, and Python prints 4300 digits at
-# most.
+# The time to read 1:1:1... grows with the square of its length, and Python prints at most 4300
+# digits.
 MAX_NUMBER_CHARACTERS = 1000
-# of a YAML text; the dotted keys of all its leaves may have ten times as many
+# This is the limit of a YAML text. The dotted keys of all its leaves may have ten times as many
+# characters.
 MAX_TEXT_CHARACTERS = 2**20
 
 
 def from_yaml(text: str) -> Any:
-    """Parse YAML. Raises YAMLError, and ValueError for what takes long: aliases, deep trees, long keys and numbers."""
+    """Parse YAML.
+
+    Raises YAMLError. Raises ValueError for content that takes long: aliases, deep trees, long keys
+    and numbers.
+    """
     if len(text) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} letters")
-    # of the last scalar, of those before the open collections, and of all paths
+    # These count the characters of the last scalar, of those before the open collections, and of
+    # all paths.
     length = above = letters = 0
     opened: list[int] = []
     for event in yaml.parse(text, LOADER):
@@ -47,7 +53,7 @@ class _Loader(LOADER):  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every leaf; an empty section is a leaf."""
+    """Yield (dotted key, value) of every leaf, where an empty section is a leaf."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from leaves(value, f"{prefix}.{key}".lstrip("."))

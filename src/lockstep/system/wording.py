@@ -1,4 +1,7 @@
-"""Numbers and names as texts. Imports nothing of ours, so that every module can use it."""
+"""Formats numbers and names as texts.
+
+The module imports nothing of Lockstep, so that every module can use it.
+"""
 
 import os
 import re
@@ -8,7 +11,10 @@ from fractions import Fraction
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """Format a count with its noun: 1 run, 2 runs; `many` for irregular plurals: 2 classes."""
+    """Format a count with its noun, e.g. 1 run, 2 runs.
+
+    `many` is for irregular plurals, e.g. 2 classes.
+    """
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
 
 
@@ -27,9 +33,10 @@ def join_names(names: Sequence[str], most: int = 3, separator: str = ", ") -> st
 
 
 def similar_names(names: Sequence[str]) -> str:
-    """List names that differ only in case, blanks, the form of Unicode or that of a number; empty without any.
+    """List names that look alike, or "" without any.
 
-    Blanks of no width count as well. Names that look the same are escaped.
+    They differ only in case, blanks, the form of Unicode, or the form of a number. Blanks of zero
+    width count as well. Names that look the same are escaped.
     """
     groups: dict[str, dict[str, None]] = {}
     for name in names:
@@ -51,7 +58,7 @@ def similar_names(names: Sequence[str]) -> str:
 def describe_similar(
     class_names: Sequence[str], groups_of_splits: Iterable[Sequence[str] | None]
 ) -> str:
-    """Name classes and groups that only look different; empty without any."""
+    """Name classes and groups that only look different, or return "" without any."""
     groups = [str(group) for groups in groups_of_splits for group in groups or ()]
     every = (("classes", "class", class_names), ("groups", "group", groups))
     alike = [(many, similar_names(names), one) for many, one, names in every]
@@ -59,8 +66,9 @@ def describe_similar(
 
 
 def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the most similar names; if there are none, those that are similar in lower case."""
-    from difflib import get_close_matches  # 10 ms that a good configuration does not need
+    """Return the most similar names, or else those that are similar in lower case."""
+    # The import takes 10 ms, which a valid configuration does not need.
+    from difflib import get_close_matches
 
     names = list(names)
     by_lower = {other.lower(): other for other in names}
@@ -71,7 +79,7 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
 
 
 def question(meant: Sequence[str], otherwise: str) -> str:
-    """Return a fix: the names that may have been meant, else a hint."""
+    """Return a fix, which names what may have been meant, or else a hint."""
     return f"did you mean {' or '.join(meant)}?" if meant else otherwise
 
 

@@ -1,4 +1,7 @@
-"""Tasks: the loss of every sample, the meaning of the outputs, and the metrics. These names are public and stay."""
+"""Define the losses of samples, the meaning of outputs, and the metrics of a training.
+
+The names exported here are public, and stay the same.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The task of most trainings: one class of several."""
+"""Define the task of most trainings, which selects one of several classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,11 +14,12 @@ from lockstep.tasks.task import SupervisedTask, all_or_none, every, mean_of_each
 
 
 class Classification(SupervisedTask):
-    """One class of several: targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W).
+    """The task to select one of several classes.
 
-    The default loss is cross-entropy of logits (B, C, ...), smoothed by `label_smoothing` in
-    training. With `class_weights`, C numbers, a sample counts as much as its class, its smoothed
-    part too, and the mean divides by the weights. A custom `loss` replaces all three.
+    Targets are class numbers int64 (B,), or (B, H, W) for outputs (B, C, H, W). The default loss is
+    cross-entropy of logits (B, C, ...), with `label_smoothing` in training. `class_weights` has C
+    numbers. With it, a sample, including its smoothed part, counts as much as its class, and the
+    mean divides by the weights. A custom `loss` replaces all three.
     """
 
     takes = "class numbers int64 from 0 to {last}"
@@ -37,7 +38,8 @@ class Classification(SupervisedTask):
         class_weights: Annotated[
             Sequence[NonNegative] | Literal["balanced"] | None,
             Doc(
-                "weight of each class; balanced = n / (K n_k) for n_k of n training images; null = all equal"
+                "weight of each class; balanced = n / (K n_k) for n_k of n training images; "
+                "null = all equal"
             ),
         ],
     ) -> None:
@@ -63,7 +65,8 @@ class Classification(SupervisedTask):
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
         is_alike = targets.shape[1:] == outputs.shape[2:]
-        if not is_alike or self._has_custom_loss:  # which may ignore some numbers
+        # A custom loss may ignore some class numbers.
+        if not is_alike or self._has_custom_loss:
             return all_or_none(is_alike, targets)
         good = (targets >= 0) & (targets < outputs.shape[1])
         return every(good) & all_or_none(targets.dtype == torch.int64, targets)
@@ -88,8 +91,8 @@ class Classification(SupervisedTask):
 
     def _weighted_losses(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         assert self.class_weights is not None
-        # not torch's `weight`, which gives the smoothed part of a sample the weights of the other
-        # classes
+        # The `weight` of torch is not used, because it gives the smoothed part of a sample the
+        # weights of the other classes.
         weights = self.class_weights.to(outputs.dtype)[targets]
         return _sum_of_each(weights * self._cross_entropy(outputs, targets)), _sum_of_each(weights)
 
@@ -99,7 +102,10 @@ class Classification(SupervisedTask):
 
     @override
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
-        """Return 1 where the largest logit is that of the class, else 0, float64; mixed images by their parts."""
+        """Return whether the largest logit is that of the class, as 1 or 0 in float64.
+
+        Mixed images count by their weights.
+        """
         predicted = outputs.argmax(1)
         hits = (predicted == batch.targets).double()
         if batch.mix is not None:
@@ -114,9 +120,10 @@ class Classification(SupervisedTask):
 
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return probabilities: torchmetrics decides batch by batch if numbers are logits.
+        """Return probabilities in float64, and the targets.
 
-        In float64, so that two different logits are not a tie.
+        torchmetrics would decide for each batch whether numbers are logits. In float64, two
+        different logits do not become equal.
         """
         return self.predictions(outputs.double()), batch.targets
 
@@ -133,7 +140,10 @@ class Classification(SupervisedTask):
     def cells(
         self, predictions: Tensor, class_names: Sequence[str], top_k: int = 1
     ) -> list[list[str]]:
-        """Return the `top_k` most probable classes with their probabilities; equally probable ones in their order."""
+        """Return the `top_k` most probable classes with their probabilities.
+
+        Equally probable classes are in their order.
+        """
         order = predictions.argsort(dim=1, descending=True, stable=True)[:, :top_k]
         rows = zip(order.tolist(), predictions.gather(1, order).tolist(), strict=True)
         return [

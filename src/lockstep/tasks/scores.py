@@ -1,7 +1,8 @@
-"""Loss and metrics of an evaluation, from any shards of its split.
+"""Compute loss and metrics of an evaluation from any shards of its split.
 
-torchmetrics sends state by state, and hangs if a rank with an empty shard has another number of
-them. Here the states that metrics declare are reduced over all ranks in one message.
+torchmetrics runs one collective per state, and hangs if a rank with an empty shard has another
+number of states. Here, the states that metrics declare are reduced over all ranks in a single
+collective.
 """
 
 import functools
@@ -21,18 +22,19 @@ from lockstep.tasks.task import Task, checked_losses
 
 
 class Scores(nn.Module):
-    """Mean loss and metrics of one pass over a split, each sample counted once, reduced over the ranks at the end.
+    """The mean loss and the metrics of one evaluation of a split.
 
-    It copies `metrics`, by name.
+    Each sample is counted once, and the results are reduced over the ranks at the end. `metrics`
+    are copied, by name.
     """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         super().__init__()
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
-        self.parts = nn.ModuleList(self._metrics.values())  # so that they move to the device
+        self.parts = nn.ModuleList(self._metrics.values())  # This moves them to the device.
         for name, metric in self._metrics.items():
             prepare_metric(f"task.metrics.{name}", metric)
-        self._sums = torch.zeros(3, dtype=torch.float64)  # losses, their weights, samples
+        self._sums = torch.zeros(3, dtype=torch.float64)  # losses, weights, number of samples
 
     def start(self, device: torch.device) -> None:
         for metric in self._metrics.values():
@@ -40,7 +42,10 @@ class Scores(nn.Module):
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
 
     def update(self, task: Task, outputs: Tensor, batch: Batch) -> None:
-        """Add the outputs for a batch, which must not be empty: not every metric can take that."""
+        """Add the outputs for a batch, which must not be empty, as not every metric accepts that.
+
+        Raises MetricError if a metric cannot be updated.
+        """
         values, weights = checked_losses(task, outputs, batch)
         self._sums[0] += values.detach().double().sum()
         self._sums[1] += len(values) if weights is None else weights.detach().double().sum()
@@ -56,19 +61,23 @@ class Scores(nn.Module):
     def compute(self, split: str, num_expected: int) -> dict[str, float]:
         """Return the global values. Every rank must call it.
 
-        Raises RuntimeError when a sample was lost or counted twice.
+        Raises RuntimeError if a sample was lost or counted twice.
         """
         loss_sum, weight_sum, num_seen = sum_over_ranks(self._sums).tolist()
         if round(num_seen) != num_expected:
             raise RuntimeError(
-                f"The {split} split has {num_expected} samples, but {round(num_seen)} were evaluated."
+                f"The {split} split has {num_expected} samples, "
+                f"but {round(num_seen)} were evaluated."
             )
         reduce_states(self._metrics)
         loss = loss_sum / weight_sum if weight_sum else float("nan")
         return {f"{split}/{name}": value for name, value in [("loss", loss), *self.numbers()]}
 
     def numbers(self) -> Iterator[tuple[str, float]]:
-        """Yield the value of each metric so far, a dictionary by its keys. Raises MetricError for other values."""
+        """Yield the value of each metric so far, and a dictionary by its keys.
+
+        Raises MetricError for other values.
+        """
         for name, metric in self._metrics.items():
             computed = metric.compute()
             for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
@@ -76,29 +85,36 @@ class Scores(nn.Module):
                     isinstance(value, Tensor) and value.numel() != 1
                 ):
                     raise MetricError(
-                        f"task.metrics.{name} ({type(metric).__name__}) returns no single number: average over "
+                        f"task.metrics.{name} ({type(metric).__name__}) returns no single number: "
+                        "average over "
                         "classes, or wrap it in torchmetrics.ClasswiseWrapper"
                     )
                 yield (f"{name}_{part}" if part else name), float(value)
 
 
 class Accuracy(MulticlassAccuracy):
-    """Fraction of samples, or pixels, whose most probable class is right; of probabilities (B, num_classes, ...)."""
+    """The fraction of samples, or pixels, whose most probable class is right.
+
+    It takes probabilities (B, num_classes, ...).
+    """
 
     def __init__(self, *, num_classes: int) -> None:
-        # validation waits for a GPU
+        # Validating the arguments would wait for a GPU.
         super().__init__(num_classes, average="micro", validate_args=False)
 
 
 class MetricError(ValueError):
-    """A metric of the configuration cannot be updated by the task, or returns no number."""
+    """An error for a metric of the configuration that the task cannot use.
+
+    It cannot be updated by the task, or does not return a number.
+    """
 
 
 def prepare_metric(key: str, metric: Metric) -> None:
-    """Make a metric keep its sums in float64, and leave the ranks to `reduce_states`.
+    """Make a metric compute its sums in float64, and leave the ranks to `reduce_states`.
 
-    Raises ValueError, with its `key`, for one that averages over the ranks: with uneven shards that
-    is not the mean over the samples.
+    Raises ValueError, with its `key`, for a metric that averages over the ranks. With uneven
+    shards, that is not the mean over the samples.
     """
     _widen(key, metric)
     for part in _parts(metric):
@@ -106,7 +122,11 @@ def prepare_metric(key: str, metric: Metric) -> None:
 
 
 def prepare_to_log(key: str, metric: Metric) -> None:
-    """Do the same for a metric that a custom module logs: Lightning computes it over all ranks."""
+    """Prepare a metric that a custom module logs, and that Lightning computes over all ranks.
+
+    Its sums are computed in float64, and Lightning's synchronization is replaced by
+    `reduce_states`. Raises ValueError as `prepare_metric` does.
+    """
     _widen(key, metric)
 
     def sync(part: Metric, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +169,7 @@ def _never() -> bool:
 
 
 def _parts(metric: Metric) -> Iterator[Metric]:
-    """Yield a metric, and those that it wraps."""
+    """Yield a metric and the metrics that it wraps."""
     return (part for part in metric.modules() if isinstance(part, Metric))
 
 
@@ -158,9 +178,9 @@ def _host_copy(state: Any) -> Any:
 
 
 def _merge_state(states: list[Any], how: Any, device: torch.device) -> Any:
-    """Merge one state: lists in rank order, others by the metric's own function `how`.
+    """Merge one state, lists in rank order and others by the metric's own function `how`.
 
-    Without one, return one row of each rank: the metric merges them itself.
+    If `how` is None, there is one row for each rank, and the metric merges them itself.
     """
     if isinstance(states[0], list):
         return [value.to(device) for state in states for value in state]

@@ -1,4 +1,4 @@
-"""The interface of a task: losses sample by sample, and the meaning of the outputs of the network."""
+"""Define the interface of a task, with losses per sample and the meaning of the outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -11,7 +11,7 @@ from lockstep.distributed.batch import Batch
 
 
 class Losses(NamedTuple):
-    """Losses (B,) and weights (B,) of samples; None: each has weight 1.
+    """The losses (B,) and weights (B,) of samples. If weights are None, each sample has weight 1.
 
     The loss of any set of samples is the sum of `values` divided by the sum of `weights`.
     """
@@ -21,30 +21,34 @@ class Losses(NamedTuple):
 
 
 class Task(nn.Module):
-    """The loss, predictions and metrics of a training; a custom task is a subclass with `losses`.
+    """The loss, predictions and metrics of a training.
 
-    `outputs` are those of the network for a batch of B samples; B can be 0, because a worker's
-    shard can be empty. A task never averages over the batch: Lockstep sums over all workers and
-    divides once. A task may have buffers and parameters, as any module: they move to the device,
-    and parameters are trained.
+    A custom task is a subclass with `losses`. `outputs` are those of the network for a batch of B
+    samples. B can be 0, because the shard of a worker can be empty. A task never averages over the
+    batch, because Lockstep sums over all workers and divides once. A task may have buffers and
+    parameters, as any module. They move to the device, and parameters are trained.
     """
 
-    # printed if `fits` is False; {count} and {last}: the number of outputs, and that minus 1
+    # This is printed if `fits` is False. {count} is the number of outputs, and {last} is one less.
     takes = "any targets"
-    named = "outputs"  # plural of the things that the class names of the data name
-    scored: tuple[str, ...] = ()  # names of the `scores`, logged as train/<name>
+    named = "outputs"  # plural of what the class names of the data name
+    scored: tuple[str, ...] = ()  # names of the `scores`, which are logged as train/<name>
     takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
 
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the loss of every sample, (B,); or the losses, already weighted, and their weights, (B,) each.
+        """Return the loss of every sample (B,), or a pair of losses and weights (B,).
 
-        The loss of the global batch is the sum of the losses divided by the number of samples, or
-        by the sum of the weights. In evaluation mode this is the reported loss.
+        In a pair, the losses are already weighted. The loss of the global batch is the sum of the
+        losses divided by the number of samples, or by the sum of the weights. In evaluation mode,
+        this is the reported loss.
         """
         raise NotImplementedError(f"{type(self).__name__} has no losses(outputs, batch)")
 
     def scores(self, outputs: Tensor, batch: Batch) -> Sequence[Tensor]:
-        """Return a number of every sample, (B,), for each name of `scored`: the training logs their means."""
+        """Return a number for every sample (B,), for each name of `scored`.
+
+        The training logs their means.
+        """
         return ()
 
     def predictions(self, outputs: Tensor) -> Tensor:
@@ -52,11 +56,11 @@ class Task(nn.Module):
         return outputs
 
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the arguments of a metric's update: predictions and targets, B > 0 of each."""
+        """Return predictions and targets, B > 0 of each, as arguments of a metric's update."""
         return self.predictions(outputs), batch.targets
 
     def metric_arguments(self, num_outputs: int) -> Mapping[str, Any]:
-        """Return defaults for those parameters of metrics that the configuration does not set."""
+        """Return defaults for parameters of metrics that the configuration does not set."""
         return {}
 
     def columns(self, class_names: Sequence[str]) -> Sequence[str]:
@@ -64,21 +68,30 @@ class Task(nn.Module):
         return class_names
 
     def cells(self, predictions: Tensor, class_names: Sequence[str]) -> list[list[str]]:
-        """Return what `lockstep predict` writes in these columns for each of B images, of predictions (B, C)."""
+        """Return what `lockstep predict` writes in these columns for each of B images.
+
+        Predictions are (B, C).
+        """
         return [[f"{value:.6g}" for value in row] for row in predictions.tolist()]
 
     def fit_to(self, class_names: Sequence[str]) -> None:
-        """Check or use the class names of the data, once, before the training. Raises ValueError."""
+        """Check or use the class names of the data, once before the training.
+
+        Raises ValueError.
+        """
 
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        """Return bool (N,): True for targets (N, ...) that can be learned with outputs like these (B, ...).
+        """Return bool (N,), True for targets (N, ...) that can be learned.
 
-        A training with others is rejected.
+        The outputs are like `outputs` (B, ...). A training with other targets is rejected.
         """
         return torch.ones(len(targets), dtype=torch.bool)
 
     def moved_targets(self, targets: Tensor, move: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the targets of images that were moved: `move` crops, mirrors and turns any (B, C, H, W) like these."""
+        """Return the targets of images that were moved.
+
+        `move` crops, flips and rotates any tensor (B, C, H, W) as it did the images.
+        """
         return targets
 
 
@@ -97,9 +110,10 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
 
 
 class SupervisedTask(Task):
-    """A task whose loss is a function of only outputs and targets; samples of MixUp or CutMix by their weights.
+    """A task whose loss is a function of only outputs and targets.
 
-    `loss` takes (outputs, targets) and returns (B,) or (B, ...), which is averaged for each sample.
+    Samples of MixUp or CutMix count by their weights. `loss` takes (outputs, targets) and returns
+    (B,) or (B, ...), which is averaged for each sample.
     """
 
     takes_mixed = True
@@ -128,12 +142,15 @@ class SupervisedTask(Task):
         )
 
     def loss_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of every sample for these targets, (B,)."""
+        """Return the loss of every sample (B,) for these targets."""
         return mean_of_each(self.loss(outputs, self.targets(outputs, targets)))
 
 
 def mean_of_each(values: Tensor) -> Tensor:
-    """Return the mean (B,) over each sample of (B, ...). A single number stays one, and is rejected later."""
+    """Return the mean (B,) over each sample of (B, ...).
+
+    A single number is returned unchanged, and is rejected later.
+    """
     return values.flatten(1).mean(1) if values.dim() > 1 else values
 
 
@@ -142,5 +159,5 @@ def all_or_none(is_good: bool, targets: Tensor) -> Tensor:
 
 
 def every(good: Tensor) -> Tensor:
-    """Return (B,) of (B, ...): True where all of a sample are good."""
+    """Return (B,) for (B, ...), which is True where all values of a sample are good."""
     return good.flatten(1).all(1) if good.dim() > 1 else good

@@ -1,4 +1,4 @@
-"""Tasks with a number for each output: any number of labels, and numbers."""
+"""Define tasks with a number for each output, which are labels or numbers to predict."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -10,15 +10,17 @@ from typing_extensions import Doc, override
 from lockstep.distributed.batch import Batch
 from lockstep.tasks.task import SupervisedTask, all_or_none, every
 
-ROUNDING = 1e-12  # standard deviation by mean of equal numbers in float64
-# methods of Regression
+# Numbers are equal in float64 if their standard deviation is at most this fraction of the mean.
+ROUNDING = 1e-12
+# A subclass of Regression that overrides one of these methods gets unchanged targets.
 STANDARDIZING = ("losses", "loss_of", "targets", "predictions", "metric_inputs")
 
 
 class Multilabel(SupervisedTask):
-    """Any number of labels for each image: targets are 0 or 1 for each, (B, C), of logits (B, C).
+    """The task to predict any number of labels for each image.
 
-    `loss` takes logits and targets as floats, e.g. torch's binary cross-entropy with logits.
+    Targets (B, C) are 0 or 1 for each label, and outputs are logits (B, C). `loss` takes logits and
+    targets as floats, such as torch's binary cross-entropy with logits.
     """
 
     takes = "0 or 1 for each label ({count} of them)"
@@ -53,13 +55,14 @@ class Multilabel(SupervisedTask):
 
 
 class Regression(SupervisedTask):
-    """Numbers for each image: targets (B,) or (B, C) of outputs (B, C).
+    """The task to predict numbers for each image, with targets (B,) or (B, C) of outputs (B, C).
 
-    `loss` takes both as floats of one shape, e.g. torch's squared error. The network learns
-    standardized targets: minus `mean`, divided by `std`, those of each number in the training
-    images; targets of more dimensions share one of each. `loss` is of these, predictions and
+    `loss` takes both as floats of one shape, such as torch's squared error. The network learns
+    standardized targets, from which `mean` is subtracted, and which are divided by `std`. These are
+    computed for each number in the training images. Targets of more dimensions share a single mean
+    and standard deviation. `loss` is computed on standardized targets, while predictions and
     metrics are in the units of the targets. A subclass with its own `losses`, `loss_of`, `targets`,
-    `predictions` or `metric_inputs` learns the targets as they are.
+    `predictions` or `metric_inputs` learns unchanged targets.
     """
 
     takes = "a finite number for each output ({count} of them)"
@@ -78,9 +81,10 @@ class Regression(SupervisedTask):
         self.register_load_state_dict_pre_hook(_adapt_buffers)
 
     def standardize(self, targets: Tensor) -> None:
-        """Set mean and standard deviation from targets (N, ...), in float64 and one thread: the same on every rank.
+        """Set mean and standard deviation from targets (N, ...).
 
-        Targets that are not finite are left out: the training refuses them.
+        They are computed in float64 and in one thread, so that they are the same on every rank.
+        Targets that are not finite are left out, because the training refuses them.
         """
         if any(
             getattr(type(self), name) is not getattr(Regression, name) for name in STANDARDIZING
@@ -111,7 +115,7 @@ class Regression(SupervisedTask):
 
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return both as (B,) if there is one number, else (B, C), in float64."""
+        """Return both in float64, as (B,) if there is one number, and as (B, C) otherwise."""
         predicted, targets = (
             self.predictions(outputs.double()),
             _like(outputs.double(), batch.targets),
@@ -126,7 +130,10 @@ class Regression(SupervisedTask):
 def _adapt_buffers(
     task: nn.Module, state: dict[str, Any], prefix: str, _: Any, is_complete: bool, *lists: Any
 ) -> None:
-    """Give the buffers their shape in a checkpoint; version 0.2.0 saved none, and learned unchanged targets."""
+    """Give the buffers the shape that they have in a checkpoint.
+
+    Version 0.2.0 did not save them, and learned unchanged targets.
+    """
     for name, default in (("mean", 0.0), ("std", 1.0)):
         buffer = task.get_buffer(name)
         if is_complete:
@@ -137,8 +144,11 @@ def _adapt_buffers(
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return `targets` in the dtype and shape of `outputs`: (B,) for (B, 1). Raises ValueError for other shapes."""
-    if not _is_like(outputs, targets):  # torch would silently broadcast
+    """Return `targets` in the dtype and shape of `outputs`, also (B,) targets for (B, 1) outputs.
+
+    Raises ValueError for other shapes.
+    """
+    if not _is_like(outputs, targets):  # torch would broadcast them silently.
         given, expected = (tuple(values.shape[1:]) for values in (outputs, targets))
         raise ValueError(f"The network gives {given} numbers for each sample, the data {expected}")
     return targets.reshape(outputs.shape).to(outputs.dtype)

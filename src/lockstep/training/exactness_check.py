@@ -1,4 +1,7 @@
-"""A few steps of a run with a trace of all intermediate values, which `lockstep verify` compares."""
+"""A few steps of a run with a trace of all intermediate values.
+
+`lockstep verify` compares the traces.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,7 +32,7 @@ from lockstep.tasks.task import Task
 from lockstep.training.train import prepare_training
 
 INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
-STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, by rank 0
+STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, written by rank 0
 
 
 def trace_file(rank: int, part: int) -> str:
@@ -46,9 +49,10 @@ def verify(
     part: int,
     num_threads: int | None,
 ) -> int:
-    """Train the run in `folder`, from its checkpoint in a later `part`, and write a trace. Returns the exit code.
+    """Train the run in `folder` and write a trace. Returns the exit code.
 
-    It saves a checkpoint after step `cut_after` and exits; None: it trains to the end and tests.
+    A later `part` starts from the checkpoint of the run. With `cut_after`, it saves a checkpoint
+    after this step and exits. If it is None, it trains to the end and tests.
     """
     config = config_file.load(folder.config)
     if num_threads is not None:
@@ -102,23 +106,24 @@ def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str
 
 
 class Trace(L.Callback):
-    """Records the outputs of each layer for each sample, and the gradients and weights of every step.
+    """Records the outputs of each layer for each sample, and the gradients and weights of steps.
 
-    `steps` has an entry for each micro-batch: `samples` (B,) are positions in the data set;
-    `values` has, by the name of a part and in the order of computation, a row of two numbers for
-    each sample (B, 2): a projection and the norm. If the micro-batch ends a step, `sums` has such a
-    row (2,) of the gradient of each parameter, and of each parameter after the step. After step
-    `cut_after` it saves a checkpoint and stops the training.
+    `steps` has an entry for each micro-batch. `samples` (B,) are positions in the data set.
+    `values` has two numbers for each sample (B, 2), a projection and the norm, by the name of a
+    part and in the order of computation. If the micro-batch ends a step, `sums` has two such
+    numbers (2,) for the gradient of each parameter, and for each parameter after the step. After
+    step `cut_after` it saves a checkpoint and stops the training.
     """
 
     def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
         self._folder = folder
         self._cut_after = cut_after
         self._hooks: list[Any] = []
-        self._values: list[dict[str, Tensor]] = []  # of each virtual shard, of one without these
+        # There is one for each virtual shard, or a single one without virtual shards.
+        self._values: list[dict[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
         self._sizes: list[int] = []
-        self._is_step = False  # whether the micro-batch ends one
+        self._is_step = False  # true if the micro-batch ends a step
         self.steps: list[dict[str, Any]] = []
 
     @override
@@ -164,7 +169,10 @@ class Trace(L.Callback):
         return record
 
     def _record(self, name: str, values: Tensor, place: int) -> None:
-        """Record values with a row for each sample; a layer that is used again gets a number."""
+        """Record values with a row for each sample.
+
+        A layer that is used again gets a number.
+        """
         if values.dim() and len(values) == self._sizes[place]:
             number = sum(known.partition(", call ")[0] == name for known in self._values[place])
             self._values[place][f"{name}, call {number + 1}" if number else name] = rows(
@@ -184,13 +192,16 @@ class Trace(L.Callback):
         )
         self._is_step = False
         for place, part in enumerate(parts):
-            self._record(INPUTS, part.inputs, place)  # augmented
+            self._record(INPUTS, part.inputs, place)  # These inputs are augmented.
 
     @override
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
     ) -> None:
-        """Record the gradients of the global batch in the order of computation: the last layer's first."""
+        """Record the gradients of the global batch in the order of computation.
+
+        The gradients of the last layer come first.
+        """
         self._is_step = True
         for name, parameter in reversed(list(pl_module.named_parameters())):
             if parameter.grad is not None:
@@ -232,7 +243,10 @@ class Trace(L.Callback):
         self._cut(trainer, pl_module)
 
     def _cut(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the training after its step, or after the epoch that this step ends, as StopTogether does."""
+        """End the training after its step, or after the epoch that this step ends.
+
+        StopTogether does the same.
+        """
         if self._is_step and steps_done(trainer, pl_module) == self._cut_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
             raise Stopped("the training is cut after this step", None)
@@ -256,15 +270,21 @@ def _parts(module: L.LightningModule) -> Sequence[L.LightningModule]:
 
 
 def rows(values: Tensor) -> Tensor:
-    """Return float64 (B, 2) of `values` (B, ...): the projection of each row on a fixed vector, and its norm."""
+    """Return a projection and the norm of each row of `values` (B, ...), as float64 (B, 2).
+
+    The projection is that on a fixed vector.
+    """
     flat = values.double().flatten(1) if values.dim() > 1 else values.double()[:, None]
     direction = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64, device=flat.device).sin()
-    # rounded by the row alone
+    # The rounding depends on the row alone.
     return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()
 
 
 def layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers without layers inside, and their names with their class, below `name`; no metrics."""
+    """Yield each layer that contains no other layers, with its name and class, below `name`.
+
+    Metrics are left out.
+    """
     for path, layer in module.named_modules(prefix=name):
         if not any(layer.children()) and not isinstance(layer, Metric):
             yield f"layer {path} ({type(layer).__name__})", layer

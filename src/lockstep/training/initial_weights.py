@@ -24,7 +24,7 @@ OF_A_PROGRAM = (
 
 
 def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
-    """Load the network of a checkpoint, and how it normalizes images, into the module of a new run.
+    """Load the network of a checkpoint and its normalization into the module of a new run.
 
     The head, and what the task has learned, are loaded only for the same classes in the same order.
     A first convolution is adapted to other channels. Rank 0 prints what is new or adapted. Raises
@@ -73,7 +73,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
             for name, value in task.items()
             if is_same and value.shape == own[name].shape
         }
-        if "mean" in state:  # not in the checkpoint of a custom module
+        if "mean" in state:  # The checkpoint of a custom module does not have it.
             found |= _normalize(module, state)
     module.load_state_dict(found, strict=False)
     if session.rank == 0 and not session.config.silent:
@@ -89,7 +89,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
         if not (is_same or origin.head):
             say(
                 terminal(),
-                f"{setting}: of other classes, but no layer has {counts[1]} outputs, so all of it is taken",
+                f"{setting}: of other classes, but no layer has {counts[1]} outputs, "
+                "so all of it is taken",
             )
 
 
@@ -110,7 +111,10 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
-    """Normalize images as the checkpoint does. Returns the buffers for the channels of the module."""
+    """Normalize images as the checkpoint does.
+
+    Returns the buffers for the channels of the module.
+    """
     shape = module.mean.shape
     values = {
         name: repeat_channels(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")

@@ -1,4 +1,4 @@
-"""The test at the end of a training, or later: that of the best trial of a sweep."""
+"""The test at the end of a training, or later for the best trial of a sweep."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from lockstep.training.summary import metrics_of_test
 
 
 def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
-    """Test a finished run that was trained without its test set, as `train` would have. Returns the exit code."""
+    """Test a finished run that was trained without its test set, as `train` would have.
+
+    Returns the exit code.
+    """
     config = config_file.load(folder.config)
     trainer_section = config.trainer.model_copy(update={"precision": evaluation_precision(config)})
     config = config.model_copy(update={"trainer": trainer_section})
@@ -65,9 +68,10 @@ def run_test(
     data: ImageData,
     checkpoint: Path | None,
 ) -> dict[str, Any]:
-    """Test a module, if it has a `test_step`, with the weights of `checkpoint`, if any. Every rank must call it.
+    """Test a module, if it has a `test_step`. Every rank must call it.
 
-    Returns what summary.json says about its probabilities.
+    The weights are those of `checkpoint`, if there is one. Returns the facts about its
+    probabilities for summary.json.
     """
     if not is_overridden("test_step", module):
         return {}

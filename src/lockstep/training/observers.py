@@ -26,7 +26,10 @@ PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": 
 
 
 def built_callbacks(config: Config) -> list[Callback]:
-    """Build the callbacks of the configuration. Raises ConfigError for a subclass of one that does not work here."""
+    """Build the callbacks of the configuration.
+
+    Raises ConfigError for a subclass of a callback that does not work here.
+    """
     built: list[Callback] = []
     for name, section in config.callbacks.items():
         if section is None:
@@ -37,7 +40,7 @@ def built_callbacks(config: Config) -> list[Callback]:
                 section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"})
             )
         built.append(callback)
-        # of a project: the check saw only its name
+        # For a callback of a project, the check has seen only its name.
         if not section.target.startswith(("lightning.", "lockstep.")):
             _refuse_unfit(f"callbacks.{name}", section.target, callback)
     return built
@@ -55,7 +58,7 @@ def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
 
 
 def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
-    """Set the folder of every ModelCheckpoint without one; return the first."""
+    """Set the folder of every ModelCheckpoint that has none, and return the first one."""
     checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     for callback in checkpoints:
         if callback.dirpath is None:
@@ -66,8 +69,9 @@ def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCh
 def built_loggers(here: Session, purge_step: int) -> list[Logger]:
     """Build the loggers of the configuration, which write into the run folder.
 
-    Those that append to files of earlier sessions drop entries from `purge_step` on: these steps
-    are done again. Every rank must call it. Raises ConfigError on all ranks if one cannot start.
+    Every rank must call it. Loggers that append to files of earlier sessions drop entries from
+    `purge_step` on, because these steps are repeated. Raises ConfigError on all ranks if one cannot
+    start.
     """
     sections = {
         name: section for name, section in here.config.logger.items() if section is not None
@@ -87,8 +91,8 @@ def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
     if section.target in SERVICES:
         return _service_logger(here, name, section)
     supplied: dict[str, Any] = {}
-    # also of a new run: TensorBoard does not count the first session mark as a restart, and purges
-    # nothing
+    # This also applies to a new run. TensorBoard does not count the first session mark as a
+    # restart, and purges nothing.
     if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(
         section.target, "purge_step"
     ):
@@ -97,9 +101,10 @@ def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
 
 
 def _service_logger(here: Session, name: str, section: Open) -> Logger:
-    """Build a logger of a service, and start its session on rank 0, which continues the run of the last one.
+    """Build a logger of a service, and start its session on rank 0.
 
-    The run has the name of its folder there, and the configuration without secrets.
+    The session continues that of the last one. At the service, the run has the name of its folder,
+    and the configuration without secrets.
     """
     _, name_key, id_key = SERVICES[section.target]
     fact = f"{name}_id"
@@ -114,7 +119,7 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
         if known is None:
             here.folder.note(**{fact: logger.version})
             logger.log_hyperparams(redact(to_tree(here.config)))
-    except Exception as error:  # the border of a service
+    except Exception as error:  # This is the border to a service, which can raise any error.
         raise ConfigError(
             Error("failed", f"logger.{name}", "cannot start", one_line(error))
         ) from error
@@ -129,7 +134,10 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
 
 
 class _Outliving:
-    """Reports the first error of a service, and continues: a SIGTERM to a whole job ends what sends metrics first."""
+    """Reports the first error of a service, and continues.
+
+    A SIGTERM to all processes of a job first ends the one that sends metrics.
+    """
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -139,7 +147,8 @@ class _Outliving:
         def attempt(*args: Any, **kwargs: Any) -> None:
             try:
                 send(*args, **kwargs)
-            except Exception as error:  # the border of a service
+            # This is the border to a service, which can raise any error.
+            except Exception as error:
                 if not self._is_lost:
                     reason = redact(one_line(error))
                     text = f"{self._key} no longer gets metrics ({reason}); the run continues."
@@ -150,10 +159,13 @@ class _Outliving:
 
 
 def next_step(checkpoint: Path | None, *, is_own: bool) -> int:
-    """Return the first step after `checkpoint`; 0, where texts and settings are logged, without one."""
+    """Return the first step after `checkpoint`.
+
+    Without a checkpoint it is 0, where texts and settings are logged.
+    """
     if checkpoint is None:
         return 0
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    # Lightning logs a custom module at the number of batches, for any optimizers
+    # Lightning logs a custom module by the number of batches, with any optimizers.
     batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
     return (batches if is_own else saved["global_step"]) + 1

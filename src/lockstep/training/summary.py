@@ -51,7 +51,10 @@ def summarize(
     record: Record,
     used_s: float,
 ) -> dict[str, Any]:
-    """Return the content of summary.json; `used_s` are the seconds of training over all sessions of the run."""
+    """Return the content of summary.json.
+
+    `used_s` are the seconds of training over all sessions of the run.
+    """
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
     default, _ = metric_names.default(here.config)
@@ -83,7 +86,10 @@ def summarize(
 def metrics_of_test(
     module: L.LightningModule, data: ImageData, metrics: dict[str, float]
 ) -> dict[str, float | None]:
-    """Return the test metrics, the first one of the task first, and the number of images; None without a test."""
+    """Return the test metrics, the first one of the task first, and the number of images.
+
+    The values are None without a test.
+    """
     is_ours = isinstance(module, Classifier)
     names = [f"test/{name}" for name in module.measured] if is_ours else []
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
@@ -144,7 +150,8 @@ def show_header(
         rows.append(
             (
                 "shards",
-                f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} workers",
+                f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} "
+                "workers",
             )
         )
     rows += [
@@ -166,7 +173,10 @@ def show_header(
 
 
 def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
-    """Return the L2 value of a linear probe by its name in a header and a summary; empty for other networks."""
+    """Return the L2 value of a linear probe by its name in a header and a summary.
+
+    The result is empty for other networks.
+    """
     if not config.optimizer.is_newton:
         return {}
     from lockstep.models.probe import Probe, l2_value
@@ -176,7 +186,10 @@ def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
 
 
 def _batch(here: Session, data: ImageData) -> str:
-    """Return the numbers of images of a step, of its micro-batches and of the shards of the workers."""
+    """Describe the numbers of images of a step, of its micro-batches and of shards.
+
+    The text gives the sizes of the shards of the workers only if there are several workers.
+    """
     parts, batches = here.config.trainer.accumulate_grad_batches, data.batches("train")
     size, micro = (
         min(n, batches.num_epoch_samples)
@@ -253,7 +266,7 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
     if skipped := summary.get("skipped_steps"):
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
-    is_usual = run != quote_path(folder.path)  # below outputs/
+    is_usual = run != quote_path(folder.path)  # It lies below outputs/.
     rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
     is_ours = not here.config.has_own_module
     rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
@@ -262,7 +275,10 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
 
 
 def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> None:
-    """Print why a run stopped after a step, and the command that resumes it, unless it is silent."""
+    """Print why a run stopped after a step, and the command that resumes it.
+
+    A silent run prints nothing.
+    """
     if here.config.silent:
         return
     print(

@@ -1,4 +1,7 @@
-"""One training run, from its saved configuration to its summary. Every rank runs this from top to bottom."""
+"""One training run, from its saved configuration to its summary.
+
+Every rank runs this from top to bottom.
+"""
 
 import dataclasses
 import gc
@@ -35,12 +38,13 @@ from lockstep.training.summary import facts, show_header, show_stopped, show_sum
 def train(
     folder: RunFolder, world: World | None, flag: SignalFlag, *, command: str, has_test: bool
 ) -> int:
-    """Train the run in `folder`, from its last checkpoint if there is one. Returns the exit code.
+    """Train the run in `folder`, from its last checkpoint if there is one.
 
-    `command` resumes the run after a stop. `has_test`: test at the end.
+    Returns the exit code. `command` resumes the run after a stop. If `has_test`, it is tested at
+    the end.
     """
     config = config_file.load(folder.config)
-    # needs torch: not part of the check of the command
+    # This check requires torch, so the check of the command does not include it.
     if errors := signatures.errors([config_file.to_tree(config)]):
         raise ConfigError(*errors)
     with session.open_session(folder, config, world) as here:
@@ -84,13 +88,14 @@ def train(
             enable_checkpointing=True,
         )
         if config.data.folds is not None:
-            import lockstep.inference.predict  # noqa: F401  # for the test: the source may change during a training
+            # The test needs it, and the source may change during a training.
+            import lockstep.inference.predict  # noqa: F401
         norms = ExactBatchNorm()
         if here.device.type == "cuda" and not config.has_own_module:
-            # Lightning does it for several workers; one GPU gains the faster kernels
+            # Lightning does this for several workers. On one GPU it enables the faster kernels.
             norms.apply(module)
-        # no collection looks at what exists here; none comes first: it copies pages that workers
-        # share
+        # Garbage collection then ignores all objects that exist here. No collection is run before,
+        # because it copies pages that workers share.
         gc.freeze()
         started = time.monotonic()
         try:
@@ -125,10 +130,11 @@ def train(
 def prepare_training(
     here: Session, *, is_new: bool
 ) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
-    """Build data and module, tried out on each other, and the callbacks that must come first; settle class weights.
+    """Build data and module, and check them together.
 
-    A new run gets the weights of `init_from`, or the pretrained ones of its network. Every rank
-    must call it. Raises ConfigError if the parts do not fit together.
+    Returns them with the session, whose class weights are resolved, and the callbacks that must
+    come first. Every rank must call it. A new run gets the weights of `init_from`, or the
+    pretrained ones of its network. Raises ConfigError if the parts do not fit together.
     """
     if (
         is_new
@@ -138,7 +144,7 @@ def prepare_training(
     ):
         from lockstep.assembly import pretrained_weights
 
-        pretrained_weights.download(here)  # before images are decoded
+        pretrained_weights.download(here)  # The download comes before images are decoded.
     data = run_parts.image_data(here, here.folder, is_new=is_new)
     here = _settle_class_weights(here, data)
     config = here.config
@@ -158,7 +164,10 @@ def prepare_training(
 
 
 def _load_weights(session: Session, module: L.LightningModule, image_format: ImageFormat) -> None:
-    """Load the initial weights of a new run, if its configuration names any. Every rank must call it."""
+    """Load the initial weights of a new run, if its configuration names any.
+
+    Every rank must call it.
+    """
     if session.config.init_from is not None:
         from lockstep.training import initial_weights
 
@@ -171,7 +180,8 @@ def _load_weights(session: Session, module: L.LightningModule, image_format: Ima
 
 def _settle_class_weights(here: Session, data: ImageData) -> Session:
     """Replace class_weights=balanced by n / (K * n_k) in the session and in config.yaml."""
-    config, counts = here.config, data.class_counts or []  # those were refused
+    # Data without counts were rejected before.
+    config, counts = here.config, data.class_counts or []
     if config.task.arguments().get("class_weights") != metric_names.BALANCED:
         return here
     weights = [sum(counts) / (len(counts) * count) for count in counts]

@@ -1,1 +1,1 @@
-"""The trials of a sweep as their folders tell them: the ledger, tables of results, comparisons."""
+"""The trials of a sweep as recorded in their folders: the ledger, tables, and comparisons."""

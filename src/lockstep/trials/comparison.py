@@ -1,4 +1,7 @@
-"""`lockstep compare` of settings: each is the trials of a sweep that differ only in seed and fold."""
+"""`lockstep compare` for settings of sweeps.
+
+The trials of a setting differ only in seed and fold.
+"""
 
 import functools
 import math
@@ -21,15 +24,20 @@ from lockstep.trials.table import FOLD, REPEATS, num_tested_groups, present_tabl
 
 
 class Side(NamedTuple):
-    """A setting, its results by metric and repetition, and a trial of each repetition: seed, or fold with its seeds."""
+    """A setting, its results by metric and repetition, and a trial of each repetition.
+
+    A repetition is a seed, or a fold with its seeds.
+    """
 
     name: str
     over: str
     num_trials: int
     trials: dict[str, RunFolder]
     results: dict[str, dict[str, float]]
-    is_max: dict[str, bool]  # of metrics of which a direction is better
-    num_groups: int  # of the images of all folds; 0 without groups, and for seeds
+    # This maps metrics with a better direction to whether a higher value is better.
+    is_max: dict[str, bool]
+    # number of groups of images over all folds, or 0 without groups and for seeds
+    num_groups: int
 
     def __str__(self) -> str:
         finished = f"finished {self.over}: {', '.join(self.trials) or 'none'}"
@@ -38,10 +46,14 @@ class Side(NamedTuple):
 
 
 def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
-    """Print how settings differ from the first, the best of its sweep. Returns the exit code. Raises ValueError."""
+    """Print how settings differ from the first one, which is the best of its sweep.
+
+    Returns the exit code. Raises ValueError.
+    """
     known = [side for name in names for side in _sides(name)]
     sides = [side for side in known if len(side.trials) > 1]
-    num_tests = math.comb(len(sides), 2)  # all pairs, because the same numbers chose the first
+    # These are all pairs, because the same numbers chose the first setting.
+    num_tests = math.comb(len(sides), 2)
     found: list[tuple[str, int, Difference]] = []
     for metric in sides[0].results if sides else ():
         differences = [_difference(metric, sides[0], side) for side in sides[1:]]
@@ -51,7 +63,10 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
             for at, each in zip(others, holm([*others.values()], num_tests), strict=True)
         ]
     if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
-        what = "compare needs settings with a common metric, each of two or more finished seeds or folds"
+        what = (
+            "compare needs settings with a common metric, "
+            "each of two or more finished seeds or folds"
+        )
         found_in = (f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in known)
         raise ValueError(f"{what}: {'; '.join(found_in)}.")
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
@@ -92,11 +107,15 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
 
 
 def _sides(argument: str) -> list[Side]:
-    """Return the settings that fit SWEEP or SWEEP:SETTING=VALUE,..., the best first; values may be as in the table."""
+    """Return the settings that fit SWEEP or SWEEP:SETTING=VALUE,..., the best first.
+
+    Values may be formatted as in the table. Raises ValueError if there is none.
+    """
     path, _, typed = argument.partition(":")
     if not (Path(path) / SWEEP).is_file():
         raise ValueError(
-            f"{path} is not a sweep: compare settings of sweeps with each other, and runs with runs."
+            f"{path} is not a sweep: compare settings of sweeps with each other, "
+            "and runs with runs."
         )
     wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
     sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
@@ -107,9 +126,9 @@ def _sides(argument: str) -> list[Side]:
     sides, known = [], []
     for settings, rows in sweep_table.repeated:
         known.append(
-            f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}".removesuffix(
-                ":"
-            )
+            (
+                f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}"
+            ).removesuffix(":")
         )
         given = {(key, value) for key, value in rows[0].settings.items() if key not in REPEATS}
         if not wanted <= given | {(key, text(value)) for key, value in given}:
@@ -146,7 +165,10 @@ def _comparable_results(
 
 
 def _difference(metric: str, first: Side, second: Side) -> Difference | None:
-    """Pair the results of equal seeds or folds, or compare means. Raises ValueError for folds of different images."""
+    """Pair the results of equal seeds or folds, or compare means.
+
+    Raises ValueError for folds of different images.
+    """
     ours, theirs = _comparable_results(metric, first, second)
     are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
     if (

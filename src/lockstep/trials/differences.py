@@ -1,4 +1,7 @@
-"""How far results spread, how far two settings differ, and how often chance alone would do the same."""
+"""Statistics of results: their spread, and differences of two settings.
+
+The tests estimate how often chance alone would produce such a difference.
+"""
 
 import math
 import statistics
@@ -11,12 +14,15 @@ from scipy import stats
 from lockstep.system.terminal import measure
 
 UNLIKELY = 0.05
-ROUNDING = 1e-9  # of a difference: values that deviate less do not vary
-FRACTIONS = ("accuracy", "average_precision", "f1")  # metrics in conf/ that are from 0 to 1
+ROUNDING = 1e-9  # Relative to a difference, values that deviate less do not vary.
+FRACTIONS = ("accuracy", "average_precision", "f1")  # These metrics in conf/ are between 0 and 1.
 
 
 class Spread(NamedTuple):
-    """Mean, standard deviation (with n - 1) and 95 % interval of the mean; the last three are None for n = 1."""
+    """Mean, standard deviation (with n - 1) and 95 % interval of the mean.
+
+    The last three are None for n = 1.
+    """
 
     n: int
     mean: float
@@ -26,7 +32,10 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The second minus the first, its 95 % interval and two-sided p. `counts` is that of the pairs, or of both."""
+    """The second result minus the first, its 95 % interval and two-sided p.
+
+    `counts` is the number of pairs, or the number of results of both.
+    """
 
     value: float
     low: float | None
@@ -40,10 +49,11 @@ Found = TypeVar("Found", Spread, Difference)
 
 
 def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
-    """Cut the interval to what is possible: 0 to 1 for a fraction, -1 to 1 for a difference of two. Others are kept.
+    """Clip the interval to possible values.
 
-    It holds the truth as often as before. `values` are the results: of a custom metric they may be
-    in percent.
+    They are 0 to 1 for a fraction, and -1 to 1 for a difference of two fractions. Other intervals
+    are unchanged. The interval contains the true value as often as before. `values` are the
+    results, because those of a custom metric may be in percent.
     """
     is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(
         0 <= value <= 1 for value in values
@@ -57,12 +67,13 @@ def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
 
 
 def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
-    """Return the spread of at least one value of seeds or, if `are_folds`, of all folds of a dataset.
+    """Return the spread of at least one value of seeds, or of all folds of a dataset.
 
-    The interval is Student's t. Two of n folds share most of their training images, so their
-    results are correlated by about 1/n (test images : all images), and the variance of the mean is
-    deviation^2 (1/n + 1/(n - 1)): the corrected resampled t test of Nadeau and Bengio, Inference
-    for the generalization error, Machine Learning 52 (2003).
+    The values are those of folds if `are_folds`. The interval is Student's t. Two of n folds share
+    most of their training images, so their results are correlated by about 1/n, the ratio of test
+    images to all images. The variance of the mean is deviation^2 (1/n + 1/(n - 1)). This is the
+    corrected resampled t test of Nadeau and Bengio, Inference for the generalization error, Machine
+    Learning 52 (2003).
     """
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
@@ -76,11 +87,11 @@ def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
 def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
     """Test the differences of at least two pairs of equal seeds or, if `are_folds`, of equal folds.
 
-    Where the differences do not vary, as of accuracies on few images, t would be infinite: the test
-    is Wilcoxon's.
+    If the differences do not vary, as for accuracies on few images, t would be infinite. The test
+    is then Wilcoxon's.
     """
     n, mean, deviation, low, high = spread(values, are_folds=are_folds)
-    assert deviation is not None  # of two values
+    assert deviation is not None  # There are at least two values.
     assert high is not None
     if deviation <= ROUNDING * abs(mean):
         ranked: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
@@ -93,13 +104,14 @@ def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
 def unpaired_test(first: Sequence[float], second: Sequence[float]) -> Difference:
     """Test the difference of two means, of at least two values each, by Welch's t test.
 
-    Where neither side varies, t would be infinite: the test is that of Mann and Whitney.
+    If neither side varies, t would be infinite. The test is then that of Mann and Whitney.
     """
     counts, value = (len(first), len(second)), statistics.fmean(second) - statistics.fmean(first)
     if max(statistics.stdev(first), statistics.stdev(second)) <= ROUNDING * abs(value):
         p = float(stats.mannwhitneyu(first, second, method="exact").pvalue)
         return Difference(value, None, None, counts, "Mann-Whitney U test", p)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one side may not vary
+    # One side may not vary.
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         result: Any = stats.ttest_ind(second, first, equal_var=False)
     low, high = map(float, result.confidence_interval())
     return Difference(value, low, high, counts, "Welch's t test", float(result.pvalue))
@@ -115,17 +127,21 @@ def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:
 
 
 def words(found: Difference, second: str, over: str, *, is_max: bool | None) -> str:
-    """Say how `second` differs from A; `is_max` is None if neither direction is better."""
+    """Describe how `second` differs from A.
+
+    `is_max` is None if neither direction is better.
+    """
     sign = 1 if found.value >= 0 else -1
     kind = (("higher", "lower") if is_max is None else ("better", "worse"))[
         (sign == 1) == (is_max is False)
     ]
-    form = measure if abs(found.value) < 0.001 else "{:.4f}".format  # ends as long as the value
+    # The ends have as many digits as the value.
+    form = measure if abs(found.value) < 0.001 else "{:.4f}".format
     ends = [form(sign * end) for end in (found.low, found.high) if end is not None][::sign]
     count = f"{' and '.join(f'{count:,}' for count in found.counts)} {over}"
     p = f"p = {found.p:.2g}" if found.p >= 1e-4 else "p < 0.0001"
     facts = ", ".join(filter(None, (" to ".join(ends), count, found.test, p)))
-    # up to rounding
+    # Smaller differences are rounding errors.
     amount = f"{measure(abs(found.value))} {kind} than" if abs(found.value) > 1e-12 else "equal to"
     verdict = "unlikely to be chance" if found.p < UNLIKELY else "may be chance"
     return f"{second} is {amount} A ({facts}): {verdict}."

@@ -1,6 +1,6 @@
 """The trials of a sweep, so that the same command resumes it.
 
-sweep.json lists their overrides, secrets included; the state of a trial is in its own run folder.
+sweep.json lists their overrides, including secrets. The state of a trial is in its run folder.
 """
 
 import os
@@ -19,7 +19,7 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.redaction import redact
 
 DONE = ("finished", "pruned")
-# may change between two commands
+# These sections may change between two commands.
 FREE = ("launcher", "sweep", "cluster", "dry_run", "silent", "hydra")
 
 
@@ -39,7 +39,7 @@ class Trial:
 
     @cached_property
     def typed(self) -> dict[str, str]:
-        """The overrides by key, with secrets: to compare, not to show."""
+        """The overrides by key with secrets, to be compared and never shown."""
         return _overrides_by_key(self.overrides)
 
     @cached_property
@@ -66,7 +66,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
-        """Read the ledger of a folder, or create an empty one. Raises ValueError if it cannot be read."""
+        """Read the ledger of a folder, or create an empty one.
+
+        Raises ValueError if it cannot be read.
+        """
         kept = read_json(path / SWEEP)
         if not kept:
             return cls(path, name, tuple(command))
@@ -127,7 +130,7 @@ class Ledger:
 
     @property
     def stop_flag(self) -> RunFolder:
-        """The folder, which holds a stop flag like that of a run."""
+        """The folder of the sweep, which contains a stop flag like that of a run."""
         return RunFolder(self.path)
 
 
@@ -137,7 +140,10 @@ def state_of(facts: Mapping[str, Any]) -> str:
 
 
 def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
-    """Find the newest sweep of this user with this name, or of this command; one made here comes before copies."""
+    """Find the newest sweep of this user with this name, or of this command.
+
+    A sweep that was created on this machine comes before copies.
+    """
     folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
@@ -145,13 +151,16 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
             is_same = kept["name"] == name and (name or sorted(kept["command"]) == sorted(command))
             if is_same and file.parent.stat().st_uid == os.geteuid():
                 folders.append((RunFolder(file.parent.resolve()).is_made_here(), file.parent))
-        except (OSError, KeyError, TypeError, ValueError):  # not the file of a sweep
+        except (OSError, KeyError, TypeError, ValueError):  # It is not the file of a sweep.
             continue
     return max(folders)[1] if folders else None
 
 
 def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
-    """Raise ConfigError unless this user made a sweep and its trials here; a trusted one becomes this user's."""
+    """Raise ConfigError unless this user created a sweep and its trials on this machine.
+
+    A trusted sweep becomes a sweep of this user.
+    """
     try:
         gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
         made = [
@@ -173,7 +182,10 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
 
 
 def command_of(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that identify a sweep; how, where and how long it runs may change."""
+    """Return the overrides that identify a sweep.
+
+    How, where and how long it runs may change.
+    """
     kept = (text for text in _last(overrides) if not text.startswith("search.num_trials="))
     return [text for text in kept if group_of(text) not in FREE]
 
@@ -189,5 +201,5 @@ def _last(overrides: Sequence[str]) -> list[str]:
 
 
 def group_of(override: str) -> str:
-    """Return the section or group of an override: cluster of cluster.time_min=5."""
+    """Return the section or group of an override, such as cluster for cluster.time_min=5."""
     return override.lstrip("+~").partition("=")[0].partition(".")[0].partition("/")[0]

@@ -1,4 +1,7 @@
-"""The predictions of all folds of a setting in one file: each image once, by the network that was not trained on it."""
+"""The predictions of all folds of a setting in one file.
+
+Each image occurs once, predicted by the network that was not trained on it.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +16,10 @@ from lockstep.trials.table import FOLD, Table, present_table
 
 
 def join(ledger: Ledger, sweep_table: Table) -> list[str]:
-    """Write a file for each setting whose folds are all tested, into the folder of the sweep. Returns what to print."""
+    """Write a file for each setting whose folds are all tested, into the folder of the sweep.
+
+    Returns the lines to print.
+    """
     lines: list[str] = []
     for path, rows in _files(ledger, sweep_table):
         try:
@@ -33,23 +39,30 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
 
 
 def refresh(folder: RunFolder, *, is_silent: bool) -> None:
-    """Write the files of a sweep again after a fold was resumed alone; a running sweep writes them at its end."""
+    """Write the files of a sweep again after a fold was resumed alone.
+
+    A running sweep writes them at its end.
+    """
     sweep = RunFolder(folder.path.parent)
     if not (sweep.path / SWEEP).is_file() or sweep.is_locked():
         return
     try:
         ledger = Ledger.open(sweep.path, None, ())
         lines = join(ledger, present_table(ledger))
-    except (OSError, ValueError) as error:  # a finished run must not fail
+    except (OSError, ValueError) as error:  # A finished run must not fail.
         lines = [
-            f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: {error}"
+            f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: "
+            f"{error}"
         ]
     if not is_silent:
         print(*lines, sep="\n", flush=True)
 
 
 def of_best(sweep: Path) -> list[RunFolder]:
-    """Return the folds of the best setting of a sweep. Raises ValueError if there is none, or one is not tested."""
+    """Return the folds of the best setting of a sweep.
+
+    Raises ValueError if there is none, or one is not tested.
+    """
     ledger = Ledger.open(sweep, None, ())
     _, rows = next(_files(ledger, present_table(ledger)), (None, []))
     folders = _tested(rows)
@@ -62,7 +75,10 @@ def of_best(sweep: Path) -> list[RunFolder]:
 
 
 def _tested(rows: Sequence[Row]) -> list[RunFolder]:
-    """Return the folds of a setting, none unless all are tested. Raises ValueError if their images are not the same."""
+    """Return the folds of a setting, or none unless all are tested.
+
+    Raises ValueError if their images are not the same.
+    """
     folders = [
         row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()
     ]
@@ -87,7 +103,10 @@ def _files(ledger: Ledger, sweep_table: Table) -> Iterator[tuple[Path, list[Row]
 
 
 def names(run: RunFolder, *splits: str) -> list[str]:
-    """Return the sorted names of the images of a run. Raises ValueError without a record of them."""
+    """Return the sorted names of the images of a run.
+
+    Raises ValueError without a record of them.
+    """
     try:
         record = read_json(run.images)
         return sorted(name for split in splits for name in record[split]["names"])

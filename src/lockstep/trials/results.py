@@ -28,16 +28,17 @@ class Row:
     trial: Trial
     settings: dict[str, str]
     state: str
-    value: float | None  # of the objective, for a live trial the best so far
-    loss: float | None  # of validation in the best epoch, which orders trials with equal values
+    value: float | None  # the objective, for a live trial the best value so far
+    # The validation loss in the best epoch orders trials with equal values.
+    loss: float | None
     tests: dict[str, float]
     training_s: float | None
-    facts: dict[str, Any]  # its status
-    num_groups: int  # of the images it was tested on; 0 without groups
+    facts: dict[str, Any]  # the status
+    num_groups: int  # number of groups in the images it was tested on, which is 0 without groups
 
     @property
     def result(self) -> float | None:
-        """The value of a finished trial; that of another one is no result."""
+        """The value of a finished trial. Others have no result."""
         return self.value if self.state == "finished" else None
 
 
@@ -54,7 +55,10 @@ class Objective:
 
 
 def best_epoch(folder: RunFolder, objective: Objective) -> dict[str, float]:
-    """Return the row of metrics.csv of the epoch of best.ckpt, of equal ones the last; empty without one."""
+    """Return the row of metrics.csv for the epoch of best.ckpt, which is the last of equal ones.
+
+    The row is empty without such an epoch.
+    """
     return best_row(read_rows(folder), objective.name, is_max=objective.is_max)
 
 
@@ -65,7 +69,10 @@ def monitored_objective(config: Config) -> Objective:
 
 
 def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collection[str]) -> Row:
-    """Read the row of a trial; `live` is the state of a running one, `needed` are keys of its configuration."""
+    """Read the row of a trial.
+
+    `live` is the state of a running trial, and `needed` has keys of its configuration.
+    """
     facts, settings = look_at(trial.folder), trial.settings
     if not settings.keys() >= {*needed} and trial.folder.config.exists():
         tree = config_file.load_tree(trial.folder.config)

@@ -1,4 +1,7 @@
-"""The table of a sweep: its trials, the best first, with the settings in which they differ; also as files."""
+"""The table of a sweep, in the terminal and as files.
+
+It has the trials, the best first, with the settings in which they differ.
+"""
 
 import itertools
 import statistics
@@ -18,18 +21,18 @@ from lockstep.system.wording import plural
 from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Objective, Row, monitored_objective, row_of
 
-STEM = "table"  # table.csv and table.json in the folder of the sweep
+STEM = "table"  # stem of table.csv and table.json in the folder of the sweep
 FOLD = "data.fold"
-REPEATS = {"seed": "seeds", FOLD: "folds"}  # keys over whose values a setting is averaged
+REPEATS = {"seed": "seeds", FOLD: "folds"}  # A setting is averaged over the values of these keys.
 INTERVAL = "95 % interval"
 
 
 class Group(NamedTuple):
-    """A setting: trials that differ only in seed and fold, with the spread of the objective over them.
+    """A setting, with the spread of the objective over its trials.
 
-    `trials` are those of `num_trials` that are finished and have a value. Seeds of a fold are
-    averaged, and count as one of `n`; a seed that was trained twice does, too. `tests` has the
-    spread of the test results that all of `trials` have.
+    The trials differ only in seed and fold. `trials` are those of `num_trials` that are finished
+    and have a value. Seeds of a fold are averaged, and count as one of `n`. A seed that was trained
+    twice also counts as one. `tests` has the spread of the test results that all of `trials` have.
     """
 
     settings: dict[str, str]
@@ -42,7 +45,8 @@ class Group(NamedTuple):
     low: float | None
     high: float | None
     tests: dict[str, dict[str, float | None]]
-    num_groups: int  # of the images of all folds; 0 without groups, and for seeds
+    # number of groups of images over all folds, or 0 without groups and for seeds
+    num_groups: int
 
     @property
     def is_complete(self) -> bool:
@@ -61,7 +65,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """All trials of a sweep, sorted by the objective; those of a setting stand together."""
+    """All trials of a sweep, sorted by the objective. Trials of a setting are adjacent."""
 
     objective: Objective
     keys: tuple[str, ...]
@@ -70,7 +74,7 @@ class Table:
 
     @cached_property
     def tests(self) -> tuple[str, ...]:
-        """The metrics of the test; the loss is last."""
+        """The metrics of the test, with the loss last."""
         return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
 
     @property
@@ -104,7 +108,7 @@ class Table:
 
     @property
     def setting_texts(self) -> dict[str, list[str]]:
-        """The columns of the settings as text; none if no setting is repeated."""
+        """The columns of the settings as text, which are empty if no setting is repeated."""
         groups = self.groups if self.is_repeated else []
         if not groups:
             return {}
@@ -115,7 +119,7 @@ class Table:
             self.objective.name: [text(group.mean) for group in groups],
             INTERVAL: [_interval(group.low, group.high) for group in groups],
             **{name: [_test_text(group.tests.get(name)) for group in groups] for name in names},
-            # last, because a narrow terminal shows the first columns
+            # This column is last, because a narrow terminal shows the first columns.
             f"deviation of {self.objective.name}": [text(group.deviation) for group in groups],
         }
 
@@ -129,14 +133,18 @@ class Table:
 
     @property
     def best(self) -> Group | None:
-        """The setting with the best mean of the objective, of those whose trials are all finished."""
+        """The complete setting with the best mean of the objective, or None.
+
+        All trials of a complete setting are finished.
+        """
         first = next(iter(self.groups), None)
         return first if first is not None and first.is_complete else None
 
     @cached_property
     def groups(self) -> list[Group]:
         """The settings that have a finished trial, in the order of `repeated`."""
-        from lockstep.trials.differences import bounded, spread  # imports scipy.stats: 0.4 s
+        # This imports scipy.stats, which takes 0.4 s.
+        from lockstep.trials.differences import bounded, spread
 
         groups, least, are_folds = [], self._least, self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:
@@ -176,8 +184,8 @@ class Table:
     def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
         """The trials that differ only in seed and fold, by their other settings.
 
-        Settings whose trials are all finished come first, then the best mean; of equal means, the
-        lower mean of the validation loss, then the first in the command.
+        Settings whose trials are all finished come first, then the one with the best mean. Of equal
+        means, the lower mean of the validation loss comes first, then the first one in the command.
         """
         least = self._least
 
@@ -197,11 +205,17 @@ class Table:
 
     @property
     def _least(self) -> int:
-        """The trials that a setting must have: where others are repeated, a single one says too little."""
+        """The number of trials that a setting must have.
+
+        If other settings are repeated, a single trial is not enough.
+        """
         return 2 if self.is_repeated else 1
 
     def _repetitions(self, rows: Sequence[Row], values: Sequence[float | None]) -> list[float]:
-        """Return the known values of seeds, or the means of folds over their seeds; a seed counts once."""
+        """Return the known values of seeds, or the means of folds over their seeds.
+
+        A seed counts once.
+        """
         known = {
             (row.settings.get(FOLD), row.settings.get("seed")): value
             for row, value in zip(rows, values, strict=True)
@@ -229,7 +243,7 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """Lines below the table: what one trial of a setting shows, failed trials."""
+        """The lines below the table: a warning about single trials, and failed trials."""
         notes = []
         if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
             notes.append(
@@ -254,7 +268,10 @@ def table(
     known: dict[int, Row] | None = None,
     is_search: bool = False,
 ) -> Table:
-    """Return the table of a ledger. `running` has states by number; `known` caches the rows of other trials."""
+    """Return the table of a ledger.
+
+    `running` has states by number. `known` caches the rows of other trials.
+    """
     kept = {} if known is None else known
     keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
@@ -282,13 +299,19 @@ def table(
 
 
 def present_table(ledger: Ledger) -> Table:
-    """Return the table of a sweep that another process may run. Raises ValueError before its first trial."""
+    """Return the table of a sweep that another process may run.
+
+    Raises ValueError before its first trial.
+    """
     config = config_of(ledger)
     return table(ledger, monitored_objective(config), {}, is_search=config.search is not None)
 
 
 def config_of(ledger: Ledger) -> Config:
-    """Return the configuration of the first trial of a sweep. Raises ValueError if there is none yet."""
+    """Return the configuration of the first trial of a sweep.
+
+    Raises ValueError if there is none yet.
+    """
     file = next(
         (trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None
     )
@@ -310,7 +333,10 @@ def differing_keys(trials: Sequence[Trial]) -> tuple[str, ...]:
 
 
 def description(trial: Trial, trials: Sequence[Trial]) -> str:
-    """Return the settings in which a trial differs from others; all settings of a single trial."""
+    """Return the settings in which a trial differs from others.
+
+    For a single trial these are all settings.
+    """
     keys = differing_keys(trials) or trial.settings
     return (
         " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings)

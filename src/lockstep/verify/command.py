@@ -1,8 +1,8 @@
 """Trains a few steps of a configuration by one worker and by several, and compares them.
 
 Networks, losses, data and callbacks are those of the configuration. It is trained in float64, where
-rounding is far below any mistake: with even, uneven and empty shards, and stopped and resumed with
-another number of workers.
+rounding is far below any mistake. The variants have even, uneven and empty shards. One is stopped
+and resumed with another number of workers.
 """
 
 import tempfile
@@ -34,7 +34,7 @@ from lockstep.system.wording import plural
 if TYPE_CHECKING:
     from lockstep.verify.comparison import Compared
 
-# optimizer steps of an epoch, epochs, batches of an evaluation
+# Optimizer steps of an epoch, epochs, and batches of an evaluation.
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
@@ -49,14 +49,18 @@ def _verify(folder: RunFolder, world: World | None, flag: SignalFlag, **options:
 
 
 class Part(NamedTuple):
-    """Some steps of a training: relative shards of the workers, and the last step, None for the end."""
+    """Some steps of a training.
+
+    `loads` has the relative shard sizes of the workers. `cut_after` is the last step, or None for
+    the end.
+    """
 
     loads: tuple[int, ...]
     cut_after: int | None = None
     num_threads: int | None = None  # of each worker
 
 
-NUM_VIRTUAL = 4  # shards, where the configuration has none
+NUM_VIRTUAL = 4  # number of virtual shards if the configuration has none
 ALONE, OF_ONE_THREAD = "1 worker", "1 worker of 1 thread"
 VARIANTS = {
     ALONE: (Part((1,)),),
@@ -64,7 +68,7 @@ VARIANTS = {
     "3 workers, shards 3:1:2": (Part((3, 1, 2)),),
     "2 workers, one empty shard": (Part((1, 0)),),
     f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
-    OF_ONE_THREAD: (Part((1,), num_threads=1),),  # the others have their part of the cores
+    OF_ONE_THREAD: (Part((1,), num_threads=1),),  # The others have their part of the cores.
 }
 MAX_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
 
@@ -72,9 +76,10 @@ MAX_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in par
 def run_verification(
     texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False
 ) -> int:
-    """Verify the configuration of these overrides. Returns the exit code: 0 if it is exact, else 1.
+    """Verify the configuration of these overrides.
 
-    `is_by_bits` compares the bits that it has with virtual shards, in its own precision.
+    Returns the exit code, which is 0 if it is exact, else 1. With `is_by_bits`, the bits with
+    virtual shards are compared, in the precision of the configuration.
     """
     try:
         config = _check_config(texts, source, is_by_bits=is_by_bits)
@@ -87,7 +92,10 @@ def run_verification(
 
 
 def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
-    """Return the configuration, changed to a few silent steps, of float64 or virtual shards. Raises ConfigError."""
+    """Return the configuration, changed to a few silent steps, in float64 or with virtual shards.
+
+    Raises ConfigError.
+    """
     (config,) = overrides.check(texts, source).configs
     if config.resume is not None:
         raise ConfigError(
@@ -114,7 +122,7 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
         **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
         "precision": trainer["precision"] if is_by_bits else "float64",
         "virtual_shards": count if is_by_bits else None,
-        # with one step an epoch, one after the cut
+        # Even with one step per epoch, one step follows the interruption.
         "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,
         **{"num_nodes": 1, "devices": 1, "loads": None},
         **{
@@ -236,7 +244,8 @@ class Verification:
         largest = max(kind.size for result in compared.values() for kind in result[:3])
         say(
             self._out,
-            f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, for rounding).",
+            f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, "
+            "for rounding).",
         )
         return 0
 
@@ -265,7 +274,10 @@ def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
 def explanations(
     compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
 ) -> Iterator[str]:
-    """Yield the errors of failed variants, and the first part that differs of the others; each reason once."""
+    """Yield the errors of failed variants, and the first part that differs of the others.
+
+    Each reason is yielded once.
+    """
     reasons: dict[str, str] = {}
     for variant, text in failures.items():
         reasons.setdefault(text, f"{variant}: {text}")

@@ -15,18 +15,24 @@ NOTICEABLE = 1e-10  # for rounding in one part of a step
 
 
 class Apart(NamedTuple):
-    """The largest difference of a kind, absolute below 1 and relative above, and the name of its tensor."""
+    """The largest difference of one type, and the name of its tensor.
+
+    The difference is absolute below 1 and relative above.
+    """
 
     size: float
     name: str
 
     def rank(self) -> tuple[bool, float]:
-        """Return the key by which differences are ordered: NaN is the largest."""
+        """Return the key by which differences are ordered, where NaN is the largest."""
         return math.isnan(self.size), self.size
 
 
 class First(NamedTuple):
-    """The first part of a training that differs: `sample` is a position in the data set, None of sums over samples."""
+    """The first part of a training that differs.
+
+    `sample` is a position in the data set, or None for sums over samples.
+    """
 
     step: int
     part: str
@@ -34,16 +40,25 @@ class First(NamedTuple):
     sample: int | None
 
     def meaning(self, *, is_by_bits: bool) -> str:
-        """Return the cause of such a difference, and how to fix it; `is_by_bits` with virtual shards."""
+        """Return the cause of such a difference, and how to fix it.
+
+        `is_by_bits` is true with virtual shards.
+        """
         if is_by_bits and self.part != INPUTS:
             return "it depends on the rank, on the number of threads, or on a state of its process"
         if self.part == INPUTS:
             fix = "draw from torch, numpy or random, seeded for each sample"
             return f"a sample depends on the worker that reads it: {fix}"
         if self.part == LOSSES:
-            return "the loss of a sample depends on other samples: return one for each, never a mean or a sum"
+            return (
+                "the loss of a sample depends on other samples: return one for each, "
+                "never a mean or a sum"
+            )
         if self.part.startswith(GRADIENT):
-            return "outputs and losses are the same, their gradients differ: something is summed over a shard alone"
+            return (
+                "outputs and losses are the same, their gradients differ: "
+                "something is summed over a shard alone"
+            )
         if self.sample is None:
             return "gradients are the same: something else changes it, or has a state of its worker"
         fix = "use nn.BatchNorm2d and nn.Dropout, which are made exact"
@@ -51,7 +66,7 @@ class First(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The differences of a training from that of one worker."""
+    """The differences between a training and that of one worker."""
 
     weights: Apart
     statistics: Apart
@@ -67,7 +82,10 @@ class Compared(NamedTuple):
 
 
 def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool) -> Compared:
-    """Compare the training in folder `other`, whose parts have these numbers of workers, with that of one worker."""
+    """Compare the training in folder `other` with that of one worker.
+
+    `parts` are the numbers of workers of its parts.
+    """
     one, two = (torch.load(folder / STATE_FILE, weights_only=True) for folder in (alone, other))
     for state in (one, two):
         metrics = state["metrics"].items()
@@ -105,7 +123,10 @@ def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
 def first_difference(
     alone: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], noticeable: float
 ) -> First | None:
-    """Return the first part, in the order of computation, that differs by more than `noticeable`; else None."""
+    """Return the first part, in the order of computation, that differs by more than `noticeable`.
+
+    Returns None if there is none.
+    """
     for one, two in zip(alone, other, strict=False):
         step = one["step"] + (0 if one["sums"] else 1)
         if not torch.equal(one["samples"], two["samples"]):
@@ -115,7 +136,7 @@ def first_difference(
             if others is not None and len(rows):
                 apart = _relative(rows, others, rows[:, 1:]).amax(1)
                 if not apart.max() <= noticeable:
-                    worst = int(apart.argmax())  # that of NaN, if there is one
+                    worst = int(apart.argmax())  # If there is a NaN, it is that one.
                     return First(step, name, float(apart[worst]), int(one["samples"][worst]))
         for name, sums in one["sums"].items():
             if name in two["sums"]:
@@ -126,7 +147,10 @@ def first_difference(
 
 
 def _relative(values: Tensor, others: Tensor, scale: Tensor) -> Tensor:
-    """Return the difference, relative to a scale above 1. Equal infinities and NaN on both sides do not differ."""
+    """Return the difference, relative to a scale above 1.
+
+    Equal infinities and NaN on both sides do not differ.
+    """
     is_same = torch.isclose(values, others, rtol=0, atol=0, equal_nan=True)
     return ((values - others).abs() / scale.abs().clamp(min=1)).masked_fill(is_same, 0)
 
@@ -140,7 +164,7 @@ def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
             for of in (torch.isnan, torch.nan_to_num, torch.signbit)
         )
         if not is_same:
-            # of 0 and -0 the smallest number
+            # The size for 0 and -0 is the smallest number.
             size = float(_relative(value, other, value).max()) or math.ulp(0.0)
             sizes.append(Apart(size, name))
     return max(sizes, key=Apart.rank)

@@ -1,8 +1,8 @@
-"""Pretended GPUs: CUDA tensors in host memory (kernels.cpp), and the functions of the driver that Python calls (here).
+"""Pretended GPUs: CUDA tensors in host memory, and the driver functions that Python calls.
 
-`install` replaces the functions of `torch._C` that call the driver; `torch.cuda` itself stays. gloo
-takes the place of NCCL. Needs a CUDA build of torch, and no driver. docs/testing.md describes its
-limits.
+The tensors are in kernels.cpp, the functions in this file. `install` replaces the functions of
+`torch._C` that call the driver; `torch.cuda` itself stays. gloo takes the place of NCCL. Needs a
+CUDA build of torch, and no driver. docs/testing.md describes its limits.
 """
 
 import atexit
@@ -14,9 +14,10 @@ EVENT_LOOKS = 2  # queries until an event is over, or a wait: then the copies be
 
 
 def install(library: str, num_gpus: int, memory_mib: int) -> None:
-    """Pretend `num_gpus` GPUs with `memory_mib` in total in this process; CUDA_VISIBLE_DEVICES may hide some.
+    """Pretend `num_gpus` GPUs with `memory_mib` in total in this process.
 
-    `library` is built from kernels.cpp. Call it before the first tensor is made.
+    CUDA_VISIBLE_DEVICES may hide some. `library` is built from kernels.cpp. Call it before the
+    first tensor is made.
     """
     import torch
     from torch import distributed as dist
@@ -140,7 +141,10 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
 
 
 def _replace_streams(torch: Any, gpu: Any) -> None:
-    """Streams are numbers: work is done immediately, except for copies to the host, which events make."""
+    """Streams are numbers: work is done immediately, except for copies to the host.
+
+    Events make these copies.
+    """
     cuda_type = 1  # of torch's enumeration of devices
 
     class Event:

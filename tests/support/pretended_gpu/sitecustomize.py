@@ -1,6 +1,7 @@
-"""Gives torch pretended GPUs when it is imported, in every Python process with this folder in PYTHONPATH.
+"""Gives torch pretended GPUs when it is imported.
 
-LOCKSTEP_PRETENDED_LIBRARY, _GPUS and _MEMORY_MIB are the arguments of `pretended_gpu.install`.
+This happens in every Python process with this folder in PYTHONPATH. LOCKSTEP_PRETENDED_LIBRARY,
+_GPUS and _MEMORY_MIB are the arguments of `pretended_gpu.install`.
 """
 
 import importlib.abc

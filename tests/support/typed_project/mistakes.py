@@ -19,11 +19,14 @@ def of_arguments(values: Tensor, part: Images) -> None:
 def of_results() -> None:
     print(lockstep.Run("latest").sumary)  # pyright: ignore
     lockstep.submit(["seed=1", "cluster=local"]).wait()  # pyright: ignore
-    names: str = lockstep.load("latest")(["a.png"])[0].labels  # pyright: ignore[reportAssignmentType]
+    predict = lockstep.load("latest")
+    names: str = predict(["a.png"])[0].labels  # pyright: ignore[reportAssignmentType]
     print(names)
 
 
 class Mine(lockstep.Task):
     @override
-    def losses(self, outputs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def losses(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, outputs: Tensor
+    ) -> Tensor:
         return outputs

@@ -65,7 +65,10 @@ def test_crash_keeps_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AtomicCheckpointIO:
-    """Writes both files later. There is no GPU here: tests/integration/test_gpu_waits.py shows the copy."""
+    """Write both files later.
+
+    There is no GPU in this test: tests/integration/test_gpu_waits.py shows the copy.
+    """
     monkeypatch.setattr(checkpoint_io, "_snapshot", copy.deepcopy)
     return AtomicCheckpointIO(Later(), (tmp_path / "best.ckpt", tmp_path / "last.ckpt"))
 

@@ -1,4 +1,4 @@
-"""The record of a run's images: equal for the same data, and every kind of change is named with an example."""
+"""The record of a run's images is equal for the same data, and names an example of each change."""
 
 import copy
 import gzip
@@ -166,7 +166,10 @@ def written(root: Path, contents: dict[str, bytes]) -> Splits:
 
 
 def large(number: int) -> bytes:
-    """The same size, start and end for every number: files without compression, of pictures with a white border."""
+    """Return bytes with the same size, start and end for every number.
+
+    They imitate uncompressed files of images with a white border.
+    """
     return bytes(8192) + number.to_bytes(2) * 8192 + bytes(8192)
 
 

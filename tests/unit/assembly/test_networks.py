@@ -1,4 +1,4 @@
-"""What a network draws is tried on a copy of it, and the weights it brings along are loaded by one rank."""
+"""Random draws of a network are tried on a copy, and one rank loads its pretrained weights."""
 
 from types import SimpleNamespace
 from typing import Any

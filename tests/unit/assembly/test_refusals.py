@@ -8,8 +8,8 @@ import torch
 from lockstep.assembly.refusals import LESS_MEMORY, explain_error
 
 SAID = (
-    "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of which 120.50 MiB is "
-    "free. Process 17 has 60.00 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of "
+    "which 120.50 MiB is free. Process 17 has 60.00 GiB memory in use."
 )
 
 
@@ -18,7 +18,10 @@ def text(error: BaseException) -> str | None:
 
 
 def test_out_of_memory() -> None:
-    asked = "Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of which 120.50 MiB is free"
+    asked = (
+        "Tried to allocate 512.00 MiB. GPU 1 has a total capacity of 79.10 GiB of which 120.50 MiB "
+        "is free"
+    )
     assert (
         text(torch.OutOfMemoryError(SAID))
         == f"rank 1 of 2 ran out of memory ({asked}). {LESS_MEMORY}"

@@ -1,4 +1,4 @@
-"""The rank, device and precision that a process of a job gives to Lightning and torch, on simulated machines."""
+"""Simulated machines: the rank, device and precision that Lightning and torch get in a process."""
 
 import contextlib
 from collections.abc import Iterator
@@ -117,7 +117,10 @@ def opened(*texts: str) -> tuple[str, str]:
 
 
 def tf32() -> set[bool]:
-    """Whether convolutions, recurrent layers and products take TF32, by all that torch and Lightning read."""
+    """Whether convolutions, recurrent layers and products take TF32.
+
+    All flags that torch and Lightning read are included.
+    """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return {
         bool(cudnn.allow_tf32),

@@ -160,7 +160,10 @@ def test_custom_loss_values_ignored(config: Config) -> None:
 
 
 def dataset_parts(*names: str, classes: Tensor | None = None) -> tuple[Any, Classifier]:
-    """Data with a Dataset for each split, which lists its classes or not, and a module in training."""
+    """Return a module in training, and data with a Dataset for each split.
+
+    The Dataset lists its classes or not.
+    """
     no_dataset: Any = []
     samples = Samples(
         no_dataset,
@@ -180,7 +183,8 @@ def dataset_parts(*names: str, classes: Tensor | None = None) -> tuple[Any, Clas
 
 
 def enter_stage(module: Classifier, stage: str) -> None:
-    module.trainer = SimpleNamespace(state=SimpleNamespace(stage=stage))  # pyright: ignore[reportAttributeAccessIssue]
+    state = SimpleNamespace(stage=stage)
+    module.trainer = SimpleNamespace(state=state)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(

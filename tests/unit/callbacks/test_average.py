@@ -39,7 +39,7 @@ def averages(average: Any = None) -> tuple[Module, AveragedModel, AveragedModel]
     """A module, its average by the callback, and its average by torch."""
     module, average = Module(), average or get_ema_multi_avg_fn(0.9)
     callback = AveragedWeights(multi_avg_fn=average)
-    callback.setup(trainer=None, pl_module=module, stage="fit")  # pyright: ignore[reportArgumentType]
+    callback.setup(None, pl_module=module, stage="fit")  # pyright: ignore[reportArgumentType]
     ours: Any = callback._average_model
     return module, ours, AveragedModel(module, use_buffers=True, multi_avg_fn=average)
 

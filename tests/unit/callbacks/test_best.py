@@ -1,4 +1,4 @@
-"""Which epoch becomes best.ckpt, and how long early stopping waits, where values are equal or not finite."""
+"""The epoch of best.ckpt and the wait of early stopping, with equal or non-finite values."""
 
 import math
 from pathlib import Path

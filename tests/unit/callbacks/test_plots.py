@@ -1,4 +1,4 @@
-"""Pictures of what a network got right and wrong: readable for two classes or a thousand, for any names."""
+"""Images of correct and wrong predictions are readable for any number and names of classes."""
 
 import io
 

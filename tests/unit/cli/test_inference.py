@@ -1,4 +1,4 @@
-"""What `lockstep export` and `lockstep labels` refuse before they read the run; the command of a job."""
+"""Errors of `lockstep export` and `labels` before they read the run; the command of a job."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""Commands that start their own workers are started once; others compute in the processes of a launcher.
+"""Commands that start workers themselves run once; others run in each process of a launcher.
 
 Variables of a launcher that are left in a shell do not matter.
 """

@@ -1,7 +1,7 @@
-"""`lockstep schema`: it accepts every file of conf/, and refuses what a schema can refuse; training refuses the rest.
+"""`lockstep schema` accepts every file of conf/, and refuses what a schema can refuse.
 
-A file of tests/wrong_files has one error. Its first line names the key, and whether only a training
-refuses it.
+Training refuses the rest. A file of tests/wrong_files has one error. Its first line names the key,
+and whether only a training refuses it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""An experiment overrides the choices and values of config.yaml, and the command line overrides both."""
+"""An experiment overrides choices and values of config.yaml; the command line overrides both."""
 
 import shutil
 from pathlib import Path
@@ -55,7 +55,10 @@ BASE = "defaults:\n  - lockstep\n  - override data: images\n  - override model: 
 
 @pytest.fixture(params=[None, MORE, WITHOUT_OURS], ids=["fresh", "more", "nested"])
 def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
-    """A project as `lockstep new` makes it, one with more in config.yaml, and one that includes Lockstep by a file."""
+    """A project as `lockstep new` makes it, and two variants.
+
+    One has more in config.yaml, and one includes Lockstep by a file.
+    """
     conf = Path(shutil.copytree(STARTER, tmp_path / "conf"))
     if request.param is not None:
         (conf / "config.yaml").write_text(request.param)

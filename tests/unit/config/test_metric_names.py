@@ -1,4 +1,4 @@
-"""Metrics of a run and the direction in which each is better, known from its configuration alone."""
+"""The configuration alone tells the metrics of a run and the direction in which each improves."""
 
 import pytest
 from hydra.utils import get_object

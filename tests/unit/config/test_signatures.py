@@ -28,8 +28,9 @@ FITTING: list[tuple[Any, Any]] = [
     (list[int], [{"_target_": "my_package.number"}]),
 ]
 UNFIT: list[tuple[Any, Any]] = [
-    (int, "abc"), (int, True), (int, None), (str, 3), (bool, 1), (float | Tensor, "abc"), (Sequence[int], "abc"),
-    (tuple[float, float], [0.9]), (dict[str, int], {"a": "abc"}), (Annotated[float, Ge(0)], -1), (nn.Module, "abc"),
+    (int, "abc"), (int, True), (int, None), (str, 3), (bool, 1), (float | Tensor, "abc"),
+    (Sequence[int], "abc"), (tuple[float, float], [0.9]), (dict[str, int], {"a": "abc"}),
+    (Annotated[float, Ge(0)], -1), (nn.Module, "abc"),
     (Callable[..., int], "abc"),
 ]  # fmt: skip
 
@@ -47,7 +48,11 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "written").mkdir()
     for name, text in {
         "__init__": "from .shapes import Round as Circle\n",
-        "shapes": "class Round:\n  def __init__(self, *, colour: str = None, odd: 3 = None, **more): ...\nNUMBER = 1\n",
+        "shapes": (
+            "class Round:\n"
+            "  def __init__(self, *, colour: str = None, odd: 3 = None, **more): ...\n"
+            "NUMBER = 1\n"
+        ),
         "needy": "import not_installed_anywhere\n",
         "broken": "1 / 0\n",
     }.items():

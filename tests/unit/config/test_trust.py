@@ -1,4 +1,4 @@
-"""Targets that a run folder may name: those of known libraries and of the project in the current folder."""
+"""A run folder may name targets of known libraries and of the project in the current folder."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people type: values that Hydra's grammar refuses, folders, and mistakes with one line each."""
+"""Typed overrides: values that Hydra's grammar refuses, folders, and one line for each mistake."""
 
 import socket
 from pathlib import Path

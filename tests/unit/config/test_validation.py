@@ -695,8 +695,10 @@ def test_a_resume_resolves_no_text_of_the_run_again(monkeypatch: pytest.MonkeyPa
     saved = config_of("data=image_folder", "data.root=x", "cluster=none")
     for root in ("${oc.env:FOLDER}", "a\\${seed}", "${", "\\\\${nothing}"):
         here = saved.model_copy(update={"data": saved.data.model_copy(update={"root": root})})
-        assert resumed(here, "resume=x", "data.num_workers=1").data.root == root  # pyright: ignore[reportAttributeAccessIssue]
-    assert resumed(saved, "resume=x", "data.root=${oc.env:FOLDER}").data.root == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
+        data = resumed(here, "resume=x", "data.num_workers=1").data
+        assert data.root == root  # pyright: ignore[reportAttributeAccessIssue]
+    data = resumed(saved, "resume=x", "data.root=${oc.env:FOLDER}").data
+    assert data.root == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_resume_takes_the_whole_command_again() -> None:

@@ -69,7 +69,10 @@ def random_images(*shape: int) -> Tensor:
 
 
 def batch_of(augment: Augment, images: Tensor, shard: Shard) -> Batch:
-    """The share as the loader gives it: labels and data set indices tell the positions in `images`."""
+    """Return the shard as the loader does.
+
+    Labels and data set indices tell the positions in `images`.
+    """
     read = positions(shard, with_partner=augment.needs_partner)
     return Batch(images[read], 10 * read, 100 + read, shard)
 

@@ -1,4 +1,4 @@
-"""Epochs with classes in chosen proportions: how often each image occurs, on any number of workers."""
+"""Epochs with chosen class proportions: how often each image occurs, on any number of workers."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,7 @@
-"""The cache gives the pixels of the files as they are now, whoever builds it, however often, and however that ends."""
+"""The cache gives the current pixels of the files.
+
+This holds whoever builds it, however often, and however that ends.
+"""
 
 import errno
 import json

@@ -28,7 +28,10 @@ def images(counts: list[int], seed: int = 0, **more: Any) -> Uncut:
 
 
 def grouped(random: np.random.Generator) -> Uncut:
-    """20 to 160 groups of several sizes: of one class each, or of several with classes of their own frequency."""
+    """Draw 20 to 160 groups of several sizes.
+
+    Each has one class, or several classes with frequencies of its own.
+    """
     num_classes, num_groups = random.integers(2, 8), random.integers(20, 160)
     groups = np.repeat(
         np.arange(num_groups), random.geometric(1 / random.integers(2, 20), num_groups)

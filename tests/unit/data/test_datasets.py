@@ -1,4 +1,4 @@
-"""Samples of torch Datasets: batches of torch's collation, each sample from its own random state."""
+"""Samples of torch Datasets: torch's collation of batches, a random state for each sample."""
 
 from collections.abc import Iterator
 from typing import Any

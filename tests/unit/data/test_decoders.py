@@ -88,7 +88,7 @@ def outcome(path: Path, channels: int, view: View) -> DecodedImage | str:
 
 
 def by_both(path: Path, channels: int, view: View) -> tuple[str, str]:
-    """Return which decoder read a file, or the error, and how the result of Pillow alone differs."""
+    """Return the decoder that read a file, or the error, and the difference from Pillow alone."""
     found = []
 
     def spied(file: ImageFile.ImageFile, channels: int) -> Any:

@@ -1,4 +1,4 @@
-"""CSV lists of images: the pixels of a folder of the same files, and errors by file, row and column."""
+"""CSV lists give the pixels of a folder of the same files, and errors by file, row and column."""
 
 import csv
 import re
@@ -89,7 +89,8 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         PLAIN.replace("label", "class"),
         {"path_column": "file"},
         [
-            r"list\.csv has the columns path, class, split, but data\.path_column is 'file'; data\.targ"
+            r"list\.csv has the columns path, class, split, but data\.path_column is 'file'; "
+            r"data\.targ"
         ],
     ),
     "split": (
@@ -137,7 +138,8 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         PLAIN.replace("split", "label"),
         {"split_column": None},
         [
-            r"has the columns path, label, label, but data\.target_columns is 'label': .* rename all but one"
+            r"has the columns path, label, label, but data\.target_columns is 'label': .* "
+            r"rename all but one"
         ],
     ),
     "one class": (

@@ -1,4 +1,4 @@
-"""Every operation of TrivialAugment and RandAugment, and the jitter of colours, against torchvision's."""
+"""TrivialAugment's and RandAugment's operations, and color jitter, against torchvision's."""
 
 import math
 from collections.abc import Callable
@@ -95,7 +95,10 @@ def expected(space: Space, name: str, image: Tensor, level: int) -> Tensor:
 
 
 def on_an_edge(maps: Tensor, height: int, width: int) -> Tensor:
-    """Where a source position is so near the edge between two pixels that rounding decides: bool (B, H, W)."""
+    """Return where rounding decides between two pixels, as bool (B, H, W).
+
+    The source position is that near to the edge between them.
+    """
     y, x = (torch.arange(end, dtype=torch.float64) + 0.5 for end in (height, width))
     edges = torch.zeros(maps.shape[2], height, width, dtype=torch.bool)
     for of_x, of_y, offset in maps.unsqueeze(3).unsqueeze(4):
@@ -108,7 +111,10 @@ def on_an_edge(maps: Tensor, height: int, width: int) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", MOVES)
 def test_moves_as_torchvision(space: Space, name: str, shape: tuple[int, int, int]) -> None:
-    """All but those on an edge between two pixels: torchvision computes their positions in float32."""
+    """All pixels are equal but those on an edge between two source pixels.
+
+    Torchvision computes their positions in float32.
+    """
     levels = list(LEVELS[name])
     maps = only(space, name, levels, *shape[1:]).maps
     assert on_an_edge(maps, *shape[1:]).double().mean() < 0.1

@@ -1,4 +1,4 @@
-"""What goes wrong in photographs has one rule each, in training, evaluation, prediction and `lockstep.load`."""
+"""A defect of photographs has one rule in training, evaluation, prediction and `lockstep.load`."""
 
 import struct
 import zlib
@@ -161,7 +161,9 @@ def test_unusable_image_refused(tmp_path: Path, kind: str, monkeypatch: pytest.M
     reason = {
         "truncated": "truncated",
         "huge": "are more than 143 pixels",
-        "wide": r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels",
+        "wide": (
+            r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels"
+        ),
         "32 bits": "32-bit pixels",
     }[kind]
     with pytest.raises(ImageError, match=reason):

@@ -1,4 +1,7 @@
-"""A view is what torchvision's v2 transforms make of an image, and scales to the sizes of torchvision and timm."""
+"""The preprocessing of an image is that of torchvision's v2 transforms.
+
+Its scaled sizes are those of torchvision and timm.
+"""
 
 import math
 from typing import Any, Literal

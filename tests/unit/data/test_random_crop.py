@@ -1,4 +1,7 @@
-"""A random resized crop is torchvision's of the same box, and a sample has the same one wherever its pixels are."""
+"""A random resized crop equals torchvision's of the same box.
+
+A sample has the same box wherever its pixels are.
+"""
 
 import math
 from dataclasses import replace

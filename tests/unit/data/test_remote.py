@@ -1,4 +1,4 @@
-"""Files behind a URL are copied once, completely and nowhere else, and no message contains a secret."""
+"""Files behind a URL are copied once, completely and to one place; messages contain no secret."""
 
 import contextlib
 import functools
@@ -206,7 +206,8 @@ SECRET = "https://host/flowers.zip?token=hunter2&X-Amz-Signature=hunter3"
     ],
 )
 def test_driver_error_without_secret(text: str) -> None:
-    with pytest.raises(ValueError) as caught, copying.explain_errors("s3://b cannot be listed"):  # noqa: PT011
+    explained = copying.explain_errors("s3://b cannot be listed")
+    with pytest.raises(ValueError) as caught, explained:  # noqa: PT011
         raise RuntimeError(text)
     assert "hunter" not in str(caught.value)
     assert caught.value.__suppress_context__

@@ -61,7 +61,10 @@ def test_every_sample_once(plan: Plan, epoch: int) -> None:
 @repeatable
 @given(PLANS)
 def test_single_last_sample_taken_in(plan: Plan) -> None:
-    """Batch norm has nothing to normalize a single value by; batches that are all of one sample stay as they are."""
+    """Batch norm cannot normalize by a single value.
+
+    Batches that are all of one sample stay as they are.
+    """
     plan = replace(plan, num_batches=None)
     shards = [shard for _, shard in plan.of()]
     if plan.micro_batch_size > 1 and plan.num_samples > 1:
@@ -74,7 +77,7 @@ def test_single_last_sample_taken_in(plan: Plan) -> None:
 @repeatable
 @given(PLANS, LOADS)
 def test_any_micro_batches(plan: Plan, loads: list[int]) -> None:
-    """The positions of a shard are those in the global batch, and a partner is the next one there."""
+    """The positions of a shard are those in the global batch; a partner is the next one there."""
     plan = replace(plan, num_batches=None)
     step_size = plan.micro_batch_size * plan.accumulate_grad_batches
     whole = replace(plan, micro_batch_size=step_size, accumulate_grad_batches=1)

@@ -141,7 +141,7 @@ def test_class_folders_split(tmp_path: Path) -> None:
 
 
 def write_patients(folder: Path) -> Path:
-    """Write two classes of 12 patients with 1 to 4 images each: ill/p03_1.png, and the same in folders below."""
+    """Write two classes of 12 patients with 1 to 4 images each, such as ill/p02/p02_1.png."""
     for number in range(24):
         for image in range(1 + number % 4):
             name = ("ill", "well")[number % 2]

@@ -1,4 +1,4 @@
-"""Reading ahead, by processes or a thread: batches, order and position are those of reading one by one."""
+"""Reading ahead by processes or a thread changes no batch, no order and no position."""
 
 import os
 import signal
@@ -82,7 +82,8 @@ from lockstep.data.prefetch import worker_settings
 signal.signal(signal.SIGINT, lambda number, frame: print("signal", flush=True))
 images = read(Path(sys.argv[1]), memory="stream").train
 plan = Plan(num_samples=len(images), micro_batch_size=7)
-batches = iter(ShardLoader(ShardDataset(images.pixels, images.targets), plan.of(), **worker_settings(2)))
+dataset = ShardDataset(images.pixels, images.targets)
+batches = iter(ShardLoader(dataset, plan.of(), **worker_settings(2)))
 next(batches)
 print(*[process.pid for process in multiprocessing.active_children()], flush=True)
 while True:

@@ -9,7 +9,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from timm.layers import BatchNormAct2d, EvoNorm2dB0, LayerNorm2d  # pyright: ignore[reportPrivateImportUsage]
+from timm.layers import (
+    BatchNormAct2d,  # pyright: ignore[reportPrivateImportUsage]
+    EvoNorm2dB0,  # pyright: ignore[reportPrivateImportUsage]
+    LayerNorm2d,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
@@ -54,7 +58,10 @@ class Case:
         return layer
 
     def inputs(self) -> list[tuple[Tensor, Tensor]]:
-        """(x, dy) of every step, in numbers that bfloat16 holds exactly when that is what the layer gets."""
+        """(x, dy) of every step.
+
+        If the layer gets bfloat16, these numbers are exact in bfloat16.
+        """
         source = torch.Generator().manual_seed(2)
         shape = (NUM_SAMPLES, NUM_CHANNELS, *LAYERS[self.kind][1])
         dtype = torch.bfloat16 if self.is_autocast else self.dtype

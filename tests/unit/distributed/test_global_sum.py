@@ -1,4 +1,4 @@
-"""A sum over the global batch: its value, and the gradient that DDP's mean over the ranks makes of it."""
+"""A sum over the global batch: its value, and its gradient through DDP's mean over the ranks."""
 
 import pytest
 import torch
@@ -20,7 +20,10 @@ def batch_of(lo: int, hi: int) -> Batch:
 
 
 def loss_of(net: nn.Module, lo: int, hi: int) -> tuple[Tensor, list[Tensor]]:
-    """The value and the gradients of a product of two sums, one of them squared: not a sum over samples."""
+    """The value and the gradients of a product of two sums.
+
+    One of them is squared: the product is not a sum over samples.
+    """
     torch.manual_seed(0)
     inputs, batch = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64)[lo:hi], batch_of(lo, hi)
     outputs = net(inputs)

@@ -1,4 +1,6 @@
-"""Triton's kernels of batch norm + residual + ReLU, by Triton's interpreter on CPU tensors, against torch in float64.
+"""Triton's kernels of batch norm + residual + ReLU against torch in float64.
+
+Triton's interpreter runs them on CPU tensors.
 
 float32 to a few of its roundings, bfloat16 within one rounding of each number. The interpreter must
 be chosen before Triton is imported: all kernels run in processes of their own. For a GPU they are
@@ -98,7 +100,10 @@ def trained(
 
 
 def interpreted() -> Any:
-    """The kernels, interpreted in this process, which takes a tensor of the CPU for one of a GPU."""
+    """The kernels, interpreted in this process.
+
+    It takes a tensor of the CPU for one of a GPU.
+    """
     if os.environ.get("TRITON_INTERPRET") != "1":
         os.environ["TRITON_INTERPRET"] = "1"
         for name in [
@@ -282,5 +287,8 @@ def test_without_triton(
     batch_norm._build_kernels.cache_clear()
     assert [batch_norm._build_kernels() for _ in range(2)] == [None, None]
     batch_norm._build_kernels.cache_clear()
-    line = "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: import of triton halted"
+    line = (
+        "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: "
+        "import of triton halted"
+    )
     assert capsys.readouterr().err.startswith(line)

@@ -19,7 +19,8 @@ class Term(str):
 
 
 def expression(lo: int, hi: int) -> Term:
-    return add_tree((lo, hi), {(number, number + 1): Term(number) for number in range(lo, hi)})  # pyright: ignore
+    terms = {(number, number + 1): Term(number) for number in range(lo, hi)}
+    return add_tree((lo, hi), terms)  # pyright: ignore
 
 
 @repeatable

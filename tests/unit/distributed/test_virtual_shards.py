@@ -1,4 +1,4 @@
-"""Virtual shards in the threads of one process; several processes are in tests/integration/test_exactness.py."""
+"""Virtual shards in the threads of one process; test_exactness.py has several processes."""
 
 import pytest
 import torch

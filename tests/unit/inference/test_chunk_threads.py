@@ -1,4 +1,4 @@
-"""Chunks of a prediction, computed by threads that wait for nothing, with the same bits by any number of them."""
+"""Threads compute chunks of a prediction, wait for nothing, and any number gives the same bits."""
 
 import threading
 from collections.abc import Iterable, Iterator

@@ -52,7 +52,10 @@ def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
 
 
 def grouped(counts: list[tuple[int, int]]) -> tuple[Findings, list[str]]:
-    """Findings with `right` of `count` images right in each group, in a mixed order, and the groups by position."""
+    """Return findings in mixed order, and the groups by position.
+
+    In each group `right` of `count` images are right.
+    """
     rows = [
         (number, at < right) for number, (right, count) in enumerate(counts) for at in range(count)
     ]

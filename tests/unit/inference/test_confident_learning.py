@@ -1,4 +1,7 @@
-"""Confident learning against cleanlab, and the number expected by chance against labels that are known to be right."""
+"""Confident learning against cleanlab, and its expected number of errors by chance.
+
+That number is checked with labels that are known to be right.
+"""
 
 from pathlib import Path
 
@@ -24,7 +27,10 @@ from lockstep.inference.tables import read
 def drawn(
     seed: int, count: int, classes: int, *, wrong: float = 0.1, decimals: int = 6
 ) -> tuple[Labels, Probabilities]:
-    """Labels of which a part is wrong, and probabilities of a network that errs; few decimals make ties."""
+    """Draw labels of which a part is wrong, and probabilities of a network that errs.
+
+    Few decimals make ties.
+    """
     draws = np.random.default_rng(seed)
     truth = draws.integers(classes, size=count)
     logits = draws.normal(size=(count, classes)) + 3 * np.eye(classes)[truth]
@@ -86,7 +92,10 @@ def test_confident_learning_of_cleanlab(name: str) -> None:
 def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(
     temperature: float, wrong: float
 ) -> None:
-    """Labels drawn from probabilities, then made wrong; the network states the probabilities at another temperature."""
+    """Labels are drawn from probabilities, then made wrong.
+
+    The network states the probabilities at another temperature.
+    """
     draws = np.random.default_rng(3)
     logits = 3 * draws.normal(size=(6000, 5))
     true = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)

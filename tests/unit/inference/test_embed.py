@@ -1,4 +1,7 @@
-"""Features against networks without their last layer, with the same bits by any number of threads; their array."""
+"""Features equal those of networks without their last layer, and are stored as an array.
+
+Any number of threads gives the same bits.
+"""
 
 import csv
 import os

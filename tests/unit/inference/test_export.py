@@ -1,4 +1,7 @@
-"""A file of a network views and predicts images of any size as the network itself; one that does not is refused."""
+"""An exported file preprocesses and predicts images of any size as its network does.
+
+A network whose file does not is refused.
+"""
 
 import io
 import random
@@ -27,7 +30,10 @@ AXES = {0: "batch", 2: "height", 3: "width"}
 
 
 class Branch(nn.Module):
-    """A network with a line of code in a block of torch.no_grad, which becomes a program of its own."""
+    """A network with one line of code in a block of torch.no_grad.
+
+    The block becomes a program of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()

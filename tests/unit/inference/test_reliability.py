@@ -1,4 +1,7 @@
-"""Scores of probabilities against scikit-learn, torchmetrics and numpy, and their intervals against a plain loop."""
+"""Scores of probabilities against scikit-learn, torchmetrics and numpy.
+
+Their intervals are compared with a plain loop.
+"""
 
 from typing import Any
 
@@ -101,7 +104,10 @@ def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> Non
 def resampled(
     units: list[NDArray[np.int64]], logits: Tensor, labels: Tensor
 ) -> NDArray[np.float64]:
-    """The 95 % percentiles (2, 3) of the scores of resampled units, the rows of an image or a group each."""
+    """Return the 95 % percentiles (2, 3) of the scores of resampled units.
+
+    A unit is the rows of an image or of a group.
+    """
     draw, scores = np.random.default_rng(3), []
     for _ in range(2000):
         rows = torch.from_numpy(

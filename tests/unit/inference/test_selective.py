@@ -1,4 +1,4 @@
-"""Answers whose error rate is kept: by simulation, and from a checkpoint or the file of all folds."""
+"""Answers keep their error rate: by simulation, and from a checkpoint or the file of all folds."""
 
 import math
 import re
@@ -42,7 +42,10 @@ def draws(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray
 def num_broken(
     rates: NDArray[Any], n: int, max_error: float, draw: Callable[..., Any] = draws
 ) -> tuple[float, float]:
-    """Return the fractions of draws whose answers have a larger error rate than `max_error`, and that answer any."""
+    """Return two fractions of the draws.
+
+    The first have answers with a larger error rate than `max_error`, the second have any answer.
+    """
     true = np.cumsum(rates) / np.arange(1, len(rates) + 1)
     broken = answered = 0
     for confidences, is_right in zip(*draw(rates, n, 0), strict=True):
@@ -88,7 +91,10 @@ def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hun
 def draws_of_the_best_epoch(
     rates: NDArray[Any], n: int, seed: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the same for the epoch with the fewest errors of 30, which are as good as each other and correlated."""
+    """Return the same for the epoch with the fewest errors of 30.
+
+    The epochs are as good as each other and correlated.
+    """
     random = np.random.default_rng(seed)
     levels = random.integers(len(rates), size=(NUM_DRAWS, n))
     limits, own = norm.ppf(rates)[levels], math.sqrt(0.8) * random.standard_normal(levels.shape)

@@ -1,4 +1,7 @@
-"""The calibration is scikit-learn's, on any number of ranks; where there is no optimum, it is none, and says why."""
+"""The calibration is scikit-learn's, on any number of ranks.
+
+Where there is no optimum, there is no calibration, and a message has the reason.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +32,10 @@ def drawn_classes(
 
 
 def drawn_labels(count: int = 900) -> tuple[Tensor, Tensor]:
-    """Logits of labels that are wrong in their own ways, in float32, and labels drawn by the right ones."""
+    """Return logits that are wrong in their own ways, and labels drawn by the right ones.
+
+    The logits are float32.
+    """
     source = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(count, 3, dtype=torch.float64, generator=source)
     labels = torch.bernoulli((logits - torch.tensor([0.0, 1.0, -1.0])).sigmoid(), generator=source)

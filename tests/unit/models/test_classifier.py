@@ -65,7 +65,10 @@ def loader(
 
 
 def training_batches() -> GlobalBatches:
-    """Nine micro-batches of 4, so that every epoch sees other samples; five optimizer steps, the last is half full."""
+    """Nine micro-batches of 4, so that every epoch has other samples.
+
+    They are five optimizer steps, of which the last is half full.
+    """
     return GlobalBatches(
         NUM_TRAIN,
         global_batch_size=8,
@@ -94,7 +97,7 @@ def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
 def test_loss_gradient_of_shards(
     loads: list[int], num_micro_batches: int, smoothing: float
 ) -> None:
-    """Also of the last group, which is incomplete, and whose last micro-batch leaves ranks without samples."""
+    """The last group is incomplete; its last micro-batch leaves ranks without samples."""
     module, world_size = classifier(smoothing=smoothing), len(loads)
     a_rank = cast(collectives.VirtualRank, SimpleNamespace(world_size=world_size))
     per_rank = [

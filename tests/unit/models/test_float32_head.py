@@ -15,10 +15,12 @@ from lockstep.tasks import Regression, Task
 from tests.support.modules import classifier
 
 OF_LIBRARY: dict[str, Any] = {
-    "pretrained": False, "head_only": False, "frozen_norms": False, "dropout": None, "drop_path": None,
+    "pretrained": False, "head_only": False, "frozen_norms": False,
+    "dropout": None, "drop_path": None,
 }  # fmt: skip
 OF_RESNET: dict[str, Any] = {
-    "width": 4, "stem": "small", "shortcut_norm": True, "bias": False, "dropout": 0.0, "init": "torch",
+    "width": 4, "stem": "small", "shortcut_norm": True,
+    "bias": False, "dropout": 0.0, "init": "torch",
 }  # fmt: skip
 FORMAT = ImageFormat(("a", "b"), (3, 64, 64), (0.5,) * 3, (0.25,) * 3)
 LAST_LAYERS: dict[str, Callable[[], nn.Module]] = {

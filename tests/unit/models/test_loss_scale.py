@@ -1,4 +1,7 @@
-"""Trainings in float16 against a plain loop with torch's GradScaler, with gradients that overflow in known steps."""
+"""Trainings in float16 against a plain loop with torch's GradScaler.
+
+Gradients overflow in known steps.
+"""
 
 import functools
 import itertools
@@ -24,8 +27,9 @@ from tests.support.networks import Overflows
 from tests.support.plans import Plan
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated", "ignore:.*no `val_dataloader`",
-    "ignore:Detected call of `lr_scheduler.step", "ignore:.*set to a `warn_only`", "ignore:.*Checkpoint directory",
+    "ignore:.*does not have many workers", "ignore:.*LeafSpec.* is deprecated",
+    "ignore:.*no `val_dataloader`", "ignore:Detected call of `lr_scheduler.step",
+    "ignore:.*set to a `warn_only`", "ignore:.*Checkpoint directory",
 )  # fmt: skip
 
 GROWTH_INTERVAL = 3  # torch's default is 2,000
@@ -34,7 +38,10 @@ EVERY = list(range(NUM_STEPS))
 
 
 def images(overflowing: list[int]) -> ShardDataset:
-    """Samples in their order: the last one of every step in `overflowing` has a gradient that overflows."""
+    """Samples in their order.
+
+    The last one of every step in `overflowing` has a gradient that overflows.
+    """
     source = torch.Generator().manual_seed(1)
     pixels = torch.randint(0, 200, (SIZE * NUM_STEPS, 1, 3, 3), dtype=torch.uint8, generator=source)
     pixels[[SIZE * step + SIZE - 1 for step in overflowing], 0, 0, 0] = 255
@@ -53,7 +60,10 @@ def optimizer(*, is_fused: bool) -> Callable[..., torch.optim.SGD]:
 
 
 class Follows(L.Callback):
-    """Notes the scale and the norm of the gradient of every step, and saves the state after the first epoch."""
+    """Records the scale and the gradient norm of every step.
+
+    Saves the state after the first epoch.
+    """
 
     def __init__(self, saved: Path | None = None) -> None:
         self.scales: list[float] = []
@@ -115,7 +125,10 @@ def trained(
 def by_torch(
     overflowing: list[int], *, is_fused: bool, clip_norm: float | None, num_parts: int
 ) -> tuple[nn.Module, list[float], list[float]]:
-    """Train in a plain loop; returns the network, and the scale and the norm of the gradient after each step."""
+    """Train in a plain loop.
+
+    Returns the network, and the scale and the gradient norm after each step.
+    """
     net, data = network(), images(overflowing)
     shapes = [
         [p for p in net.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False)
@@ -167,7 +180,10 @@ def test_training_as_grad_scaler(is_fused: bool, num_parts: int, clip_norm: floa
 
 
 def test_first_step_skipped() -> None:
-    """Torch's fused SGD keeps memory as momentum that was never written, so the oracle is its other one."""
+    """The oracle is not torch's fused SGD.
+
+    Its momentum would be memory that was never written.
+    """
     expected, scales, _ = by_torch([0], is_fused=False, num_parts=1, clip_norm=None)
     follows = Follows()
     module = trained([0], follows)

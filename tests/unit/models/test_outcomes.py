@@ -1,4 +1,4 @@
-"""What is drawn and reported of an evaluation, against scikit-learn, and the same from any split over ranks."""
+"""Plots and figures of an evaluation equal scikit-learn's, from any split over ranks."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,10 @@ def test_worst_mistakes() -> None:
 
 
 def test_probabilities_as_predicted() -> None:
-    """A rounded float64 number would be another one, and near 1 many images are a bit from the threshold."""
+    """A rounded float64 number would be another one.
+
+    Near 1, many images are a bit from the threshold.
+    """
     logits, labels = (3 * made_up()[0]).float(), made_up()[1]
     expected = classification().predictions(CALIBRATION(logits)).amax(1)
     found = findings_of(logits, labels, [torch.arange(400)])

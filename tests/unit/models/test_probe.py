@@ -29,7 +29,10 @@ L2 = [10.0, 1e-4]
 
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
-    """Pixels of digits as features, some of which are constant, one of them not 0; and their classes."""
+    """Return pixels of digits as features, and their classes.
+
+    Some features are constant, one of them not 0.
+    """
     features, classes = load_digits(return_X_y=True)
     features[:, 0] = 0.1
     return torch.tensor(features), torch.tensor(classes)
@@ -37,8 +40,8 @@ def digits() -> tuple[Tensor, Tensor]:
 
 def batch_of(targets: Tensor, rank: int = 0, loads: tuple[int, ...] = (1,)) -> Batch:
     batches = GlobalBatches(
-        NUM_TRAIN, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3, rank=rank, loads=loads,
-        num_batches=None,
+        NUM_TRAIN, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3,
+        rank=rank, loads=loads, num_batches=None,
     )  # fmt: skip
     (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches)
     return batch

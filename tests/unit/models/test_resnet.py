@@ -9,12 +9,12 @@ from torchvision.models import resnet18
 from lockstep.models.resnet import ResNet18, _widen_channels
 
 SMALL: dict[str, Any] = {
-    "in_channels": 1, "num_classes": 10, "width": 4, "stem": "small", "shortcut_norm": False, "bias": True,
-    "dropout": 0.0, "init": "kaiming",
+    "in_channels": 1, "num_classes": 10, "width": 4, "stem": "small", "shortcut_norm": False,
+    "bias": True, "dropout": 0.0, "init": "kaiming",
 }  # fmt: skip
 IMAGENET: dict[str, Any] = {
-    "in_channels": 3, "num_classes": 1000, "width": 64, "stem": "imagenet", "shortcut_norm": True, "bias": False,
-    "dropout": 0.0, "init": "kaiming",
+    "in_channels": 3, "num_classes": 1000, "width": 64, "stem": "imagenet", "shortcut_norm": True,
+    "bias": False, "dropout": 0.0, "init": "kaiming",
 }  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""The optimizer step by hand against Lightning's contract, and the guard that keeps bad losses from the weights."""
+"""The manual optimizer step follows Lightning's contract, and a guard stops bad losses.
+
+They never reach the weights.
+"""
 
 import functools
 from collections.abc import Callable
@@ -94,7 +97,10 @@ def test_guard_before_checkpoint() -> None:
 
 
 def _skip_together() -> tuple[list[float], list[int], str]:
-    """The weights after a step that is bad on rank 1, the steps after which this rank raised, and the error."""
+    """Return what follows a step that is bad on rank 1.
+
+    That is the weights, the steps after which this rank raised, and the error.
+    """
     rank = dist.get_rank()
     weight, optimizer, _ = guarded_weights(is_deferred=True)
     guard = LossGuard(optimizer, torch.device("cpu"), rank=rank, is_deferred=True)

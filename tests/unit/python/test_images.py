@@ -1,4 +1,7 @@
-"""Every input of a predictor reaches the network as a file of it does; anything else is rejected in one line."""
+"""Every input of a predictor reaches the network as a file of it does.
+
+Anything else is rejected in one line.
+"""
 
 import re
 from dataclasses import replace

@@ -25,8 +25,9 @@ from tests.support.harness import PATIENCE_S
 from tests.support.users import without_rights
 
 FULL = {
-    "state": "finished", "reason": "", "name": "digits_resnet18", "host": "another machine", "pid": 7, "workers": 2,
-    "device": "CPU, 1 thread each", "precision": "bfloat16", "started": 1e9, "epoch": 3, "max_epochs": 10,
+    "state": "finished", "reason": "", "name": "digits_resnet18", "host": "another machine",
+    "pid": 7, "workers": 2, "device": "CPU, 1 thread each", "precision": "bfloat16",
+    "started": 1e9, "epoch": 3, "max_epochs": 10,
     "best": 0.5, "monitor": "val/accuracy", "weights_sha256": "01" * 32,
     "metrics": {"val/loss": 0.25, "val/accuracy": 0.5},
 }  # fmt: skip
@@ -113,9 +114,9 @@ def test_a_run_is_read_with_its_known_fields_alone(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, Any] = {
-    "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {}, "precision": 1.5,
-    "started": "now", "epoch": float("nan"), "max_epochs": float("inf"), "best": 10**400, "monitor": False,
-    "metrics": [1, 2],
+    "reason": 3, "name": None, "host": ["x"], "pid": "7", "workers": True, "device": {},
+    "precision": 1.5, "started": "now", "epoch": float("nan"), "max_epochs": float("inf"),
+    "best": 10**400, "monitor": False, "metrics": [1, 2],
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tests of `lockstep compare` of settings and of predictions: what is paired, what is said, and what is refused."""
+"""`lockstep compare` of settings and of predictions: pairs, printed results, and refusals."""
 
 import gzip
 import json
@@ -46,7 +46,10 @@ def sweep(
     trials: Mapping[str, float | None],
     **tests: Sequence[float],
 ) -> None:
-    """Write a sweep of finished trials, those without a value running, each with the images of its fold."""
+    """Write a sweep of finished trials, each with the images of its fold.
+
+    Trials without a value are running.
+    """
     path.mkdir()
     ledger = Ledger.open(path, None, ())
     for number, (words, best) in enumerate(trials.items()):

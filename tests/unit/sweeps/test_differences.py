@@ -1,4 +1,4 @@
-"""Differences and intervals against scipy's, and against a truth that is known because it was drawn."""
+"""Differences and intervals against scipy's, and against the known truth of drawn data."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The parts of sweeps: assigned devices, the ledger, the table of the trials, and the jobs of a search."""
+"""Parts of sweeps: assigned devices, the ledger, the table of trials, and the jobs of a search."""
 
 import contextlib
 import csv
@@ -256,9 +256,7 @@ def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
     ("task", "state"),
     [("train", "finished"), ("train-without-test", "finished"), ("test", "failed")],
 )
-def test_a_trial_that_is_killed_after_its_summary_is_finished_but_one_killed_in_its_test_is_not_tested(
-    tmp_path: Path, task: str, state: str
-) -> None:
+def test_trial_killed_after_summary(tmp_path: Path, task: str, state: str) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     (trial,) = ledger.trials
     finish(trial, 0.5)
@@ -707,9 +705,7 @@ def test_collect_without_answer(cluster: Cluster, tmp_path: Path) -> None:
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
-def test_a_stop_cancels_what_has_not_begun_which_would_remove_the_request_and_lets_the_others_save(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_stop_cancels_pending_trials(cluster: Cluster, tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "seed=0", "seed=1", "seed=2", "seed=3")
     pool = pool_of(ledger)
     jobs = ("running", "running", "pending", "pending")

@@ -59,7 +59,10 @@ NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
 
 
 def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
-    """Fake a system whose process is in `groups`, with 64 GiB of which 32 are free, and files below /sys/fs/cgroup."""
+    """Fake a system whose process is in `groups`.
+
+    It has 64 GiB, of which 32 are free, and files below /sys/fs/cgroup.
+    """
     meminfo = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n"
     texts = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     for name, text in {"proc/self/cgroup": groups, "proc/meminfo": meminfo, **texts}.items():
@@ -116,7 +119,10 @@ def memory(folder: str, limit: int | str, used: int, cached: int) -> dict[str, s
 
 def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
     """Those of version 1, in which a plain name counts without the groups below."""
-    stat = f"inactive_file 1\nactive_file 1\ntotal_inactive_file {cached * 2**30}\ntotal_active_file 0\n"
+    stat = (
+        "inactive_file 1\nactive_file 1\n"
+        f"total_inactive_file {cached * 2**30}\ntotal_active_file 0\n"
+    )
     names = {"limit_in_bytes": limit, "usage_in_bytes": str(used * 2**30), "stat": stat}
     return {f"memory/{folder}memory.{name}": text for name, text in names.items()}
 

@@ -11,13 +11,15 @@ from lockstep.system.terminal import new_table, print_table, show_table
 HEADER = [
     (
         "data",
-        "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory (1 MiB of pixels)",
+        "1,293 train, 144 val, 360 test images of 1x8x8, 10 classes, in host memory "
+        "(1 MiB of pixels)",
     ),
     ("workers", "2 x CPU, 1 thread each"),
     ("batch", "64 images a step = 4 micro-batches of 16, up to 8 on each worker"),
     (
         "layout",
-        "contiguous (memory order; channels_last is often faster, but wrong on this CPU for layer2)",
+        "contiguous (memory order; channels_last is often faster, but wrong on this CPU "
+        "for layer2)",
     ),
     (
         "evaluate",

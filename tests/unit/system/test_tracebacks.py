@@ -8,16 +8,28 @@ import pytest
 import lockstep
 from lockstep.system import tracebacks
 
-OURS = f'  File "{Path(lockstep.__file__).parent}/training/train.py", line 9, in train\n    trainer.fit(module)\n'
+OURS = (
+    f'  File "{Path(lockstep.__file__).parent}/training/train.py", line 9, in train\n'
+    "    trainer.fit(module)\n"
+)
 STDLIB = f'  File "{sysconfig.get_path("stdlib")}/json/decoder.py", line 3, in decode\n    raise\n'
-TORCH = '  File "/venv/lib/python3.11/site-packages/torch/nn/linear.py", line 7, in forward\n    F.linear(x)\n    ^^^\n'
-OWN = f'  File "{Path.cwd()}/net.py", line 12, in forward\n    return self.fc(x)\n           ^^^^^^^^^^\n'
+TORCH = (
+    '  File "/venv/lib/python3.11/site-packages/torch/nn/linear.py", line 7, in forward\n'
+    "    F.linear(x)\n    ^^^\n"
+)
+OWN = (
+    f'  File "{Path.cwd()}/net.py", line 12, in forward\n'
+    "    return self.fc(x)\n           ^^^^^^^^^^\n"
+)
 OTHER = '  File "/elsewhere/loss.py", line 4, in loss\n    return 1 / 0\n'
 HEAD = "rank 0 of 2 failed:\n"
 SHORT = "rank 0 of 2 failed:\n  net.py:12 (forward)\n    return self.fc(x)\n"
 AT = ", in net.py:12 (forward): return self.fc(x)"
 LOST = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
-LOADER = f"ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal {tracebacks.TITLE}{TORCH}{OWN}"
+LOADER = (
+    "ValueError: Caught ValueError in DataLoader worker process 0.\n"
+    f"Original {tracebacks.TITLE}{TORCH}{OWN}"
+)
 
 
 @pytest.mark.parametrize(

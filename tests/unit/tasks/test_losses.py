@@ -60,7 +60,10 @@ def test_mixed_labels(smoothing: float) -> None:
 def weighted_mean(
     logits: Tensor, labels: Tensor, smoothing: float, class_weights: list[float] | None
 ) -> Tensor:
-    """What a sample, or a pixel, counts is the weight of its class, of the smoothed part of its loss too."""
+    """A sample, or a pixel, has the weight of its class.
+
+    The weight also applies to the smoothed part of its loss.
+    """
     values = F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
     weights = torch.tensor(class_weights or [1.0] * NUM_CLASSES, dtype=torch.float64)[labels]
     return (weights * values).sum() / weights.sum()

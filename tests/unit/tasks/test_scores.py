@@ -1,4 +1,4 @@
-"""Loss and metrics of a pass, from any shares of it and over real ranks, against scikit-learn on the whole."""
+"""Loss and metrics of a pass, from any shards of it and over real ranks, equal scikit-learn's."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a new run takes from a checkpoint: all of the network but a head of other classes, or nothing."""
+"""A new run takes all of a checkpoint's network but a head of other classes, or nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Rules about the callbacks of a configuration, most of which are Lightning's."""
+"""Rules for the callbacks of a configuration, most of which are Lightning's."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open
 
-# Lightning's callbacks that need its automatic optimization, another loop or a single worker, and
-# what to use instead
+# These callbacks of Lightning need its automatic optimization, another loop or a single worker.
+# Each has a replacement.
 _FREEZING = "freeze by parameters.NAME.frozen_epochs"
 _PROGRESS = "remove it, Lockstep shows the progress"
 INSTEAD = {
@@ -25,8 +25,8 @@ INSTEAD = {
     "StochasticWeightAveraging": "use callbacks=ema",
     "TQDMProgressBar": _PROGRESS,
 }
-# callbacks with a state, and the settings by which Lightning distinguishes two of them, with its
-# defaults
+# These callbacks have a state. Lightning distinguishes two of them only by the settings in
+# `STATE_KEYS`, which has its defaults.
 STATEFUL = (
     "AveragedWeights",
     "EMAWeightAveraging",
@@ -39,7 +39,7 @@ STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "ever
 
 
 def errors(config: Config) -> Iterator[Error]:
-    """Yield the errors of callbacks, and of what they monitor."""
+    """Yield the errors of callbacks, and of the metrics that they monitor."""
     states: dict[tuple[str, ...], str] = {}
     for name, callback in config.callbacks.items():
         if callback is None:
@@ -69,7 +69,7 @@ def errors(config: Config) -> Iterator[Error]:
                 "conflict", key, "needs a logger", f"set {key}=null, or choose logger=tensorboard"
             )
         if arguments.get("train_time_interval") is not None:
-            # Lightning 2.6 skips it in manual optimization, which the step here is
+            # Lightning 2.6 skips this setting in manual optimization, which Lockstep uses.
             yield Error(
                 "unsupported",
                 f"{key}.train_time_interval",
@@ -111,7 +111,7 @@ def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
 
 
 def unfit_callback(key: str, target: str, kind: str) -> Error:
-    """Describe a callback that is a `kind` of `INSTEAD`."""
+    """Describe a callback that Lockstep does not support; `kind` is its key in `INSTEAD`."""
     return Error(
         "unsupported",
         f"{key}._target_={target}",
@@ -121,7 +121,7 @@ def unfit_callback(key: str, target: str, kind: str) -> Error:
 
 
 def _may_log(config: Config) -> bool:
-    """Return whether a custom task, module or callback may log metrics that are not known before."""
+    """Return whether a custom task, module or callback may log metrics not known in advance."""
     own = [section.target for section in config.callbacks.values() if section is not None]
     targets = (config.task.target, config.module.target, *own)
     return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)

@@ -8,7 +8,7 @@ from lockstep.data.transfer import copying
 
 
 def errors(data: Data) -> Iterator[Error]:
-    """Yield the errors of settings of a copy, and of a URL."""
+    """Yield the errors of the settings of a copy and of a URL."""
     root = data.root
     if data.copy_to is not None and data.target not in OF_FILES:
         yield Error(

@@ -1,4 +1,7 @@
-"""Checks that the data of a run exists before anything starts: without torch, and without opening a file."""
+"""Checks that the data of a run exists, before anything starts.
+
+The checks use no torch and do not open a file.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +52,7 @@ def check_weights(config: Config) -> None:
 def _check_list(section: Data, root: str | None) -> None:
     file = section.arguments().get("file")
     if not isinstance(file, str):
-        return  # the second round reports its type
+        return  # The second round reports its type.
     setting = f"data.file={file}"
     path = require_path(file, setting)
     if not path.is_file() or path.suffix != ".csv":
@@ -73,7 +76,7 @@ def _check_downloaded(section: Data, root: str | None) -> None:
             raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")
 
 
-# functions of the section and its data.root, None for a URL
+# These functions check a section and its data.root, which is None for a URL.
 OF_SOURCES: dict[str, Callable[[Data, str | None], None]] = {
     IMAGE_FOLDER: _check_folder,
     IMAGE_LIST: _check_list,

@@ -1,4 +1,7 @@
-"""Rules of model.head_only, which freezes all layers but the last, and of optimizer=newton, which solves that one."""
+"""Rules for model.head_only and for optimizer=newton.
+
+The first freezes all layers except the last one. The second solves the last layer.
+"""
 
 from collections.abc import Iterator
 

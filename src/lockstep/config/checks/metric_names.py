@@ -1,4 +1,4 @@
-"""Names of the metrics of a run, and the direction in which each is better, before anything starts."""
+"""Names the metrics of a run and the direction in which each is better, before anything starts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,10 @@ from lockstep.system import processes
 from lockstep.system.trees import at
 
 AUTO = "auto"
-BALANCED = "balanced"  # of task.class_weights, until a run has begun
-SCORED = {"lockstep.tasks.Classification": ("accuracy",)}  # measured in training, by task
-# of the metrics in conf/: for others torch has to be imported
+BALANCED = "balanced"  # Value of task.class_weights until a run has begun
+# These metrics are measured during the training of each task.
+SCORED = {"lockstep.tasks.Classification": ("accuracy",)}
+# These are the metrics in conf/. The direction of other metrics requires an import of torch.
 HIGHER_IS_BETTER = {
     "lockstep.tasks.Accuracy": True,
     "torchmetrics.classification.MultilabelAveragePrecision": True,
@@ -23,7 +24,10 @@ HIGHER_IS_BETTER = {
 
 
 def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replace `auto` in callbacks: `monitor` by the first metric, `mode` by the direction in which it is better."""
+    """Replace `auto` in callbacks.
+
+    `monitor` becomes the first metric, and `mode` the direction in which the metric is better.
+    """
     callbacks = tree.get("callbacks")
     if not isinstance(callbacks, dict):
         return tree
@@ -54,7 +58,10 @@ def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
 
 
 def targets(config: Config) -> dict[str, str]:
-    """Return the target of every metric by its name; none for a custom module, whose metrics are not known."""
+    """Return the target of every metric by its name.
+
+    The result is empty for a custom module, whose metrics are not known.
+    """
     if config.has_own_module:
         return {}
     return {
@@ -73,7 +80,10 @@ def default(config: Config) -> tuple[str, bool]:
 
 
 def names(config: Config) -> tuple[str, ...]:
-    """Return the names of all metrics of training and validation; of a custom module the one it must log."""
+    """Return the names of all metrics of training and validation.
+
+    For a custom module, this is the one metric that it must log.
+    """
     if config.has_own_module:
         return ("val/loss",)
     trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
@@ -81,12 +91,12 @@ def names(config: Config) -> tuple[str, ...]:
 
 
 def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
-    """Return "max" or "min" for the metric called `name`, None if it is not known."""
+    """Return "max" or "min" for the metric called `name`, or None if its direction is not known."""
     kind = str(name).partition("/")[2]
     if kind == "loss":
         return "min"
     if kind == "accuracy" and kind not in metrics:
-        return "max"  # of a training
+        return "max"  # The training measures this accuracy.
     target = metrics.get(kind)
     if target is None:
         return None
@@ -97,8 +107,12 @@ def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
 
 
 def _is_higher_better(target: str) -> bool | None:
-    """Return the attribute of a metric; True if it cannot be imported, which the second round reports."""
+    """Return the attribute `higher_is_better` of a metric.
+
+    Returns True for a metric that cannot be imported, which the second round reports.
+    """
     try:
         return getattr(signatures.load(target), "higher_is_better", None)
-    except Exception:  # any error of its module
+    except Exception:
+        # Importing a module may raise any error.
         return True

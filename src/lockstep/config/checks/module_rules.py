@@ -1,4 +1,4 @@
-"""Rules for a custom module: it replaces what some keys set."""
+"""Rules for a custom module, which replaces what some keys configure."""
 
 from collections.abc import Iterator
 
@@ -30,8 +30,8 @@ def errors(config: Config) -> Iterator[Error]:
         ),
         ("trainer.memory_format", trainer.memory_format, "auto", "choose the format in it"),
         ("trainer.graph", True if trainer.graph is True else None, None, "capture graphs in it"),
-        # Lightning changes the scale between the steps of two optimizers, and lets fused SGD begin
-        # with a skipped step
+        # Lightning changes the loss scale between the steps of two optimizers, and lets fused SGD
+        # begin with a skipped step.
         (
             "trainer.precision",
             "float16" if trainer.precision == "float16" else None,

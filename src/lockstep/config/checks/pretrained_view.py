@@ -1,4 +1,7 @@
-"""The view of images for which a library has made the weights of a network. No torch in this process."""
+"""Finds the preprocessing with which a library trained the weights of a network.
+
+torch is not imported in this process.
+"""
 
 from functools import cache
 from typing import Any
@@ -8,7 +11,7 @@ from lockstep.system import processes
 
 
 def pretrained_view(config: Config) -> dict[str, Any]:
-    """Return `crop_percent` and `interpolation`; empty without weights."""
+    """Return `crop_percent` and `interpolation`, or nothing for a network without weights."""
     return _view_of(config.model.target, str(config.model.arguments().get("name")))
 
 
@@ -18,7 +21,10 @@ def _view_of(target: str, name: str) -> dict[str, Any]:
 
 
 def _view(target: str, name: str) -> dict[str, Any]:
-    """Ask the library; without an answer for a name that it does not have, which the second round reports."""
+    """Return the preprocessing that the library defines.
+
+    The result is empty for a name that the library does not have, which the second round reports.
+    """
     from lockstep.models import libraries
 
     try:

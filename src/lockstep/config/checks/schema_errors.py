@@ -1,4 +1,4 @@
-"""Errors of the schema, in the words of Lockstep: what pydantic found, by the key as it was typed."""
+"""Translates the errors that pydantic finds into Lockstep's errors, by the key as it was typed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,11 +19,14 @@ from lockstep.system.wording import question
 def schema_errors(
     tree: dict[str, Any], found: ValidationError, groups: Groups
 ) -> Iterator[tuple[str, Error]]:
-    """Yield (key, error) of everything pydantic found; a key may be repeated, for each member of a union."""
-    # "too large" for one member of a union comes before "of another type" for the others
+    """Yield (key, error) of everything that pydantic found.
+
+    A key may be repeated, once for each member of a union.
+    """
+    # "Too large" for one member of a union comes before "of another type" for the other members.
     for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
         path = [str(part) for part in item["loc"]]
-        # without the members of a union of types
+        # The path of an error may end with the member of a union of types, which is dropped.
         path = path[
             : _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1
         ]
@@ -41,7 +44,10 @@ def schema_errors(
 
 
 def _key_depth(path: Sequence[str]) -> int:
-    """Return the number of parts of `path` that are keys of the schema; the others are inside of a value."""
+    """Return the number of parts of `path` that are keys of the schema.
+
+    The other parts are inside of a value.
+    """
     if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
         return 4
     return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2

@@ -1,6 +1,6 @@
 """Second round of the check: imports the targets of a configuration and checks their parameters.
 
-It runs in a process that has imported torch (`call` of system/processes.py). The first round is
+It runs in a process that has imported torch (`call` of system/processes.py). The first round is in
 validation.py.
 """
 
@@ -21,19 +21,25 @@ from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names, question
 
-# parameters that the training supplies: the first one by position, others by keyword
+# The training supplies these parameters, in some sections the first one by position, in others by
+# keyword.
 BY_POSITION = ("optimizer", "scheduler")
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
-TOTAL_STEPS = "total_steps"  # to schedules with this parameter
-# to custom modules with these parameters
+TOTAL_STEPS = "total_steps"  # Schedules with this parameter receive it.
+# Custom modules with these parameters receive them.
 OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)
-OF_METRICS = ("task", "num_classes", "num_labels")  # by the task, as torchmetrics names them
+# The task supplies these parameters, whose names are those of torchmetrics.
+OF_METRICS = ("task", "num_classes", "num_labels")
 Errors = Iterator[tuple[str, Error]]  # (key, error)
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Keywords of a callable, the required ones, whether it takes any other, and the types of the annotated ones."""
+    """Keyword parameters of a callable.
+
+    `required` are those without a default. `takes_any` says whether the callable takes any other
+    keyword. `types` has the types of the annotated parameters.
+    """
 
     names: tuple[str, ...]
     required: tuple[str, ...]
@@ -53,12 +59,15 @@ def is_there(package: str) -> bool:
     """Return whether Python finds a package or module of this name, which has no dots."""
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module without a spec, such as __main__
+    except ValueError:  # A module may have no spec, such as __main__.
         return True
 
 
 def load(target: str) -> Any:
-    """Import the object of a dotted name. Raises Missing, and any error of its module during import."""
+    """Import the object of a dotted name.
+
+    Raises Missing, and any error of its module during the import.
+    """
     package, *names = target.split(".")
     if not is_there(package):
         raise Missing(f"package {package!r} was not found", package)
@@ -80,7 +89,10 @@ def load(target: str) -> Any:
 
 
 def find(target: str) -> Signature | None:
-    """Return the signature of a dotted name; None for compiled code without one. Raises what `load` raises."""
+    """Return the signature of a dotted name, or None for compiled code without one.
+
+    Raises what `load` raises, and Missing for an object that is not callable.
+    """
     called = load(target)
     if not callable(called):
         raise Missing(f"{target!r} is a {type(called).__name__}, not something to call", target)
@@ -92,7 +104,8 @@ def find(target: str) -> Signature | None:
         types = get_type_hints(
             called.__init__ if inspect.isclass(called) else called, include_extras=True
         )
-    except (AttributeError, NameError, TypeError):  # names that exist only for type checkers
+    except (AttributeError, NameError, TypeError):
+        # Some names exist only for type checkers.
         types = {}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return Signature(
@@ -109,15 +122,18 @@ def has_parameter(target: str, name: str) -> bool:
 
 
 def _allow_default(annotation: Any, default: Any) -> Any:
-    """Add the default to the annotation of a parameter: `size: int = None` accepts None."""
+    """Add the default to the annotation of a parameter, so that `size: int = None` accepts None."""
     try:
         return annotation | None if default is None else annotation
-    except TypeError:  # an annotation that is no type
+    except TypeError:  # The annotation is not a type.
         return Any
 
 
 def fits(annotation: Any, value: Any) -> bool:
-    """Return whether a value of YAML suits a parameter with this annotation. The result of a target always does."""
+    """Return whether a value of YAML suits a parameter with this annotation.
+
+    The result of a target suits every annotation.
+    """
     if any(targets(value)):
         return True
     try:
@@ -127,7 +143,8 @@ def fits(annotation: Any, value: Any) -> bool:
         adapter.validate_json(json.dumps(value))
     except ValidationError:
         return False
-    except Exception:  # pydantic has no schema for the annotation: the call itself checks the value
+    except Exception:
+        # Pydantic has no schema for the annotation, so the call itself checks the value.
         return True
     return True
 
@@ -155,7 +172,10 @@ def _target_errors(tree: dict[str, Any]) -> Errors:
 def _parameter_errors(
     tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
 ) -> Errors:
-    """Yield an error for every parameter that is unknown, of another type, missing, or set by the training."""
+    """Yield an error for every parameter that the target or the training does not allow.
+
+    Such a parameter is unknown, of another type, missing, or set by the training.
+    """
     key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
     name, supplied = target.rpartition(".")[2], _training_parameters(path, target, signature)
     ours: list[str] = []
@@ -180,7 +200,8 @@ def _parameter_errors(
 
             expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
             yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expected, as_text=as_text)
-    is_completed = path[0] in BY_POSITION and len(path) == 1  # by the training
+    # The training calls these partial targets, so they need all parameters that it does not supply.
+    is_completed = path[0] in BY_POSITION and len(path) == 1
     given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
         for k in (k for k in signature.required if k not in given):
@@ -203,7 +224,10 @@ def _parameter_errors(
 
 
 def _find_signature(key: str, target: str) -> Errors:
-    """Return the signature of a target, None if there is none. Yields the error if it cannot be imported or called."""
+    """Return the signature of a target, or None if there is none.
+
+    Yields the error of a target that cannot be imported or called.
+    """
     try:
         return find(target)
     except Missing as error:
@@ -212,13 +236,15 @@ def _find_signature(key: str, target: str) -> Errors:
             for like in near_names(error.name, error.known)
         ]
         hint = "correct the name, or install the package"
-        if target.startswith("__main__."):  # another module in each worker
+        # Each worker has another `__main__`.
+        if target.startswith("__main__."):
             meant, hint = (
                 [],
                 f"put it into a file next to the notebook, net.py, and write net{target[8:]}",
             )
         yield key, Error("unknown", f"{key}={target}", f": {error}", question(meant, hint))
-    except Exception as error:  # any error of a module during its import
+    except Exception as error:
+        # Importing a module may raise any error.
         from lockstep.system.tracebacks import located
 
         text = located(f"{type(error).__name__}: {one_line(error)}", error)
@@ -235,7 +261,7 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
     if path[0] == "data":
         return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
-        # as the best weights are chosen
+        # The mode is the direction in which the best weights are chosen.
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
     return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
@@ -257,7 +283,7 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         )
     try:
         step = inspect.signature(called.step).parameters.values()
-    except (AttributeError, ValueError):  # a function that returns an optimizer
+    except (AttributeError, ValueError):  # The target is a function that returns an optimizer.
         return
     if any(
         p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD

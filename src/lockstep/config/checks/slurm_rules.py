@@ -1,4 +1,4 @@
-"""Resources that a job requests, and rules about the settings of a cluster."""
+"""Resources that a job requests, and rules for the settings of a cluster."""
 
 import os
 import re
@@ -11,18 +11,32 @@ from lockstep.config.schema.sections import Cluster
 from lockstep.system import launcher
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]*(=\S.*)?")
-# options of sbatch by the key that sets them; "" is Lockstep itself
+# Options of sbatch, with the key that sets each of them; "" stands for Lockstep itself.
 KEYS = {
-    "partition": "cluster.partition", "account": "cluster.account", "qos": "cluster.qos",
-    "constraint": "cluster.constraint", "time": "cluster.time_min", "signal": "cluster.warn_s",
-    "mem": "cluster.memory_gib", "cpus-per-task": "cluster.cpus_per_worker", "gpus-per-node": "cluster.gpus_per_node",
-    "nodes": "trainer.num_nodes", "ntasks": "trainer.devices (unequal nodes: srun in your own script)",
+    "partition": "cluster.partition",
+    "account": "cluster.account",
+    "qos": "cluster.qos",
+    "constraint": "cluster.constraint",
+    "time": "cluster.time_min",
+    "signal": "cluster.warn_s",
+    "mem": "cluster.memory_gib", "cpus-per-task": "cluster.cpus_per_worker",
+    "gpus-per-node": "cluster.gpus_per_node",
+    "nodes": "trainer.num_nodes",
+    "ntasks": "trainer.devices (unequal nodes: srun in your own script)",
     "ntasks-per-node": "trainer.devices", "job-name": "name",
-    **dict.fromkeys(("requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export"), ""),
-    # they change the reply "Submitted batch job 17"
-    **dict.fromkeys(("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""),
+    **dict.fromkeys(
+        (
+            "requeue", "no-requeue", "output", "error", "open-mode", "array", "chdir", "export",
+        ),
+        "",
+    ),
+    # These options change the reply "Submitted batch job 17".
+    **dict.fromkeys(
+        ("parsable", "quiet", "wait", "test-only", "wrap", "help", "usage", "version"), ""
+    ),
 }  # fmt: skip
-# settings of `cluster` without a default value: those that only SLURM reads, and those of any job
+# Settings of `cluster` without a default value. Only SLURM reads `OF_SLURM`, and any job reads
+# `OF_JOBS`.
 OF_SLURM = (
     *(
         "partition",
@@ -48,7 +62,10 @@ def num_gpus(config: Config) -> int:
 
 
 def num_workers(config: Config) -> tuple[int, list[Error]]:
-    """Return the workers on each node of a job, and errors; the machine it is submitted from does not matter."""
+    """Return the workers on each node of a job, and errors.
+
+    The machine from which the job is submitted does not matter.
+    """
     devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
     if isinstance(devices, list):
         typed, problem = f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them"

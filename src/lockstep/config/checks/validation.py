@@ -1,7 +1,7 @@
-"""First round of the check: reports all errors of a composed configuration together, before any work starts.
+"""First round of the check, which reports all errors of a configuration before any work starts.
 
-It imports no target; the second round is `signatures.errors`. Rules about the number of workers are
-in workers.py, of callbacks in callback_rules.py, of a cluster in slurm_rules.py.
+It imports no target. The second round is `signatures.errors`. Rules for the number of workers are
+in workers.py, for callbacks in callback_rules.py, and for a cluster in slurm_rules.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,10 @@ from lockstep.system.trees import at
 
 
 def check_config(cfg: DictConfig, groups: Groups | None = None) -> Config:
-    """Return the typed configuration. Raises ConfigError with every error of the schema and of this machine."""
+    """Return the typed configuration.
+
+    Raises ConfigError with every error of the schema and of this machine.
+    """
     tree, unresolved = plain_tree(cfg)
     return check_tree(tree, groups, unresolved)
 
@@ -31,24 +34,26 @@ def check_tree(
     groups: Groups | None = None,
     unresolved: Mapping[str, Error] | None = None,
 ) -> Config:
-    """Return the typed configuration of plain values. Raises ConfigError, with one error for each key of the schema.
+    """Return the typed configuration of plain values.
 
-    Rules between keys are checked only if each key is valid. `unresolved` has the error by key why
-    a value is missing.
+    Rules between keys are checked only if each key is valid. `unresolved` maps a key without a
+    value to the error that explains why it has none. Raises ConfigError, with one error for each
+    key of the schema.
     """
     errors = dict(unresolved or {})
     tree = metric_names.resolve_auto(tree)
     try:
         config = root(tree).model_validate(tree)
     except ValidationError as error:
-        # of an invalid configuration only
+        # Only an invalid configuration needs this import.
         from lockstep.config.checks.schema_errors import schema_errors
 
         for key, message in schema_errors(tree, error, groups or {}):
             errors.setdefault(key, message)
         raise ConfigError(*errors.values()) from error
     messages = list(errors.values())
-    if tree.get("resume") is None:  # else changes of the saved run are reported first
+    # On a resume, changes of the saved run are reported first.
+    if tree.get("resume") is None:
         messages += conflicts(config)
     if messages:
         raise ConfigError(*messages)
@@ -62,13 +67,17 @@ def conflicts(config: Config) -> list[Error]:
         errors += rule(config)
     errors += callback_rules.errors(config)
     errors += slurm_rules.errors(config)
-    if not isinstance(config, BenchmarkConfig):  # whose environments have their own workers
+    # The environments of a benchmark have their own workers.
+    if not isinstance(config, BenchmarkConfig):
         errors += resolve_workers(config).errors
     return errors
 
 
 def _feature_rules(config: Config) -> Iterator[Error]:
-    """Yield the errors of features that a configuration uses; only their modules are imported."""
+    """Yield the errors of the features that a configuration uses.
+
+    Only the modules of these features are imported.
+    """
     if config.has_own_module:
         from lockstep.config.checks import module_rules
 

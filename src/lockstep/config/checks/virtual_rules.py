@@ -1,4 +1,4 @@
-"""Rules of trainer.virtual_shards."""
+"""Rules for trainer.virtual_shards."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from lockstep.system.wording import plural
 
 
 def errors(config: Config) -> Iterator[Error]:
-    """Yield what does not work with the virtual shards of a configuration."""
+    """Yield the errors of settings that do not work with virtual shards."""
     trainer, count = config.trainer, config.trainer.virtual_shards or 0
     key = f"trainer.virtual_shards={count}"
     size = config.global_batch_size // trainer.accumulate_grad_batches

@@ -1,4 +1,7 @@
-"""Resolves the worker processes of a configuration, and checks them against this machine and an outer launcher."""
+"""Resolves the worker processes of a configuration, and checks them.
+
+The check compares them with this machine and with the launcher that started this process.
+"""
 
 import os
 import shutil
@@ -10,20 +13,21 @@ from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware, launcher
 from lockstep.system.wording import plural
 
-# a worker needs less (private pages of smaps_rollup, one thread, torch 2.15)
+# A worker needs less memory than this (private pages in smaps_rollup, one thread, torch 2.15).
 WORKER_BYTES = 2**29
-ONLY_ON_GPUS = ("float16", "tf32")  # precisions
-# more processes on a core only wait; a few show what many workers compute
+ONLY_ON_GPUS = ("float16", "tf32")  # Precisions
+# More processes on a core only wait, but a few show what many workers compute.
 PROCESSES_PER_CORE = 16
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers of a run: `world_size` on all nodes, `num_local` on this one; other nodes may have more or fewer.
+    """Workers of a run: `world_size` on all nodes, and `num_local` on this one.
 
-    `gpus` has the GPU of each worker of this node, by its number there; () for CPU processes. The
-    numbers differ if workers see the same GPUs, and are all 0 if each sees its own. `errors`
-    describes what the machine, or the launcher that started this process, lacks.
+    Other nodes may have more or fewer. `gpus` has the GPU of each worker of this node, by its
+    number there, and is () for CPU processes. The numbers differ if all workers see the same GPUs,
+    and are all 0 if each sees its own. `errors` describes what the machine, or the launcher that
+    started this process, lacks.
     """
 
     world_size: int
@@ -34,7 +38,10 @@ class Workers:
 
 
 def resolve_workers(config: Config) -> Workers:
-    """Return the workers of a configuration on this machine; of a SLURM job those of the nodes that it requests."""
+    """Return the workers of a configuration on this machine.
+
+    For a SLURM job, these are the workers on the nodes that it requests.
+    """
     if config.cluster.name == "slurm":
         from lockstep.config.checks import slurm_rules
 
@@ -57,14 +64,15 @@ def resolve_workers(config: Config) -> Workers:
 def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[Error]]:
     """Return the workers on this machine and under its launcher, and errors.
 
-    With trainer.devices=auto all processes of a launcher are workers, on any number of nodes.
+    With trainer.devices=auto, all processes of a launcher are workers, on any number of nodes.
     """
     devices, name, num_nodes = (
         config.trainer.devices,
         config.strategy.name,
         config.trainer.num_nodes,
     )
-    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()  # may import torch to count them
+    # Counting the GPUs may import torch.
+    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()
     if isinstance(devices, list):
         errors = _list_errors(config, devices, num_gpus, world)
         return Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices)), errors
@@ -128,20 +136,25 @@ def _list_errors(
 
 
 def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
-    """Return the GPU of each worker of this node; a number above the last GPU if there are too few."""
+    """Return the GPU of each worker of this node.
+
+    If there are too few GPUs, the result contains a number above the last GPU.
+    """
     if not num_gpus:
         return ()
     if _each_has_own(world, num_gpus, num_local):
         return (0,) * num_local
-    return tuple(range(min(num_local, num_gpus + 1)))  # not more: the setting may be billions
+    # The tuple is bounded, because the setting may be billions.
+    return tuple(range(min(num_local, num_gpus + 1)))
 
 
 def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -> bool:
-    """Return whether each task of srun sees `num_gpus` GPUs that no other sees (--gpus-per-task), numbered from 0.
+    """Return whether each task of srun sees `num_gpus` GPUs that no other task sees.
 
-    Then the step has as many on this node as its tasks see together; if all tasks see the same
-    GPUs, it has just those. SLURM_GPUS_PER_TASK is not reliable: a step inherits it from its job,
-    and may override it.
+    This is the effect of --gpus-per-task, and each task numbers its GPUs from 0. The step then has
+    as many GPUs on this node as its tasks see together. If all tasks see the same GPUs, the step
+    has just those. SLURM_GPUS_PER_TASK is not reliable, because a step inherits it from its job and
+    may override it.
     """
     total = world.num_gpus_on_node if world is not None else None
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
@@ -182,7 +195,7 @@ def _device_errors(config: Config, workers: Workers) -> list[Error]:
 
 
 def _graph_errors(config: Config, workers: Workers) -> list[Error]:
-    """Refuse CUDA graphs of what none can capture: messages of gloo, and shards without samples."""
+    """Refuse settings that a CUDA graph cannot capture: collectives of gloo, and empty shards."""
     if config.trainer.graph is not True:
         return []
     loads, backend = config.trainer.loads, config.strategy.process_group_backend
@@ -261,7 +274,7 @@ def _load_errors(config: Config, workers: Workers) -> list[Error]:
 
 
 def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]:
-    """Compare the workers with the processes that a launcher started on all nodes, and on this one."""
+    """Compare the workers with the processes that a launcher started, on all nodes and here."""
     n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
     start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
     if world is None:

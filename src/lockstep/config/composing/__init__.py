@@ -1,1 +1,1 @@
-"""From overrides to a configuration as Hydra composes it, and the values of a sweep."""
+"""Composes a configuration from overrides with Hydra, and lists the values of a sweep."""

@@ -21,25 +21,31 @@ from yaml import YAMLError
 from lockstep.config.errors import Error, one_line
 from lockstep.runs.naming import hydra_text
 
-# a config.yaml takes 1.5 ms with it, 11 in Python; OmegaConf and Hydra use it, too
+# With libyaml, reading a config.yaml takes 1.5 ms instead of 11 ms. OmegaConf and Hydra use it,
+# too.
 if yaml.__with_libyaml__:
     yaml.SafeLoader = yaml.CSafeLoader  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _PACKAGE = Path(__file__).parents[2]
-# of a wheel; of src/
+# A wheel contains conf/ inside the package, and a checkout contains it next to src/.
 CONF = next(path for path in (_PACKAGE / "conf", _PACKAGE.parents[1] / "conf") if path.is_dir())
-SCHEMA = CONF / "lockstep.schema.json"  # of the files in conf/; written by tests/support/schema.py
+# This is the JSON schema of the files in conf/, written by tests/support/schema.py.
+SCHEMA = CONF / "lockstep.schema.json"
 
 
-LAST = ("experiment", "debug")  # groups whose options override those of config.yaml, and its values
-# raised by Hydra for a choice or a file
+# The options of these groups override those of config.yaml, and its values.
+LAST = ("experiment", "debug")
+# Hydra raises these errors for a choice or a file.
 REFUSALS = (HydraException, OmegaConfBaseException, YAMLError, ValueError)
 SEARCH_PATH = "hydra.searchpath"
 
 
 class Source(NamedTuple):
-    """Folder and name of the primary configuration, and a folder with more options. Lockstep's CONF is always added."""
+    """Folder and name of the primary configuration, and a folder with more options.
+
+    Lockstep's CONF is always added.
+    """
 
     conf: Path = CONF
     name: str = "config"
@@ -57,14 +63,17 @@ DEFAULT = Source()
 
 
 def source_of(project: Path) -> Source:
-    """Return the `conf` folder of a project, or Lockstep's own."""
+    """Return the `conf` folder of a project as the source, or Lockstep's own."""
     return Source(project / "conf") if (project / "conf").is_dir() else DEFAULT
 
 
 def compose_config(
     overrides: Sequence[str], source: Source = DEFAULT, *, with_hydra: bool = False
 ) -> DictConfig:
-    """Compose the configuration of some overrides; `with_hydra` keeps the section `hydra`."""
+    """Compose the configuration of some overrides.
+
+    `with_hydra` keeps the section `hydra`.
+    """
     texts = [text for text in overrides if parse_override(text).key_or_group != SEARCH_PATH]
     with start_hydra(source, _typed_folders(overrides)) as name:
         cfg = compose(name, texts, return_hydra_config=with_hydra)
@@ -84,16 +93,19 @@ def _typed_folders(overrides: Iterable[str]) -> list[str]:
 
 
 def is_group(key: str, overrides: Iterable[str], source: Source) -> bool:
-    """Return whether Hydra finds options for `key` in its search path, which overrides may extend."""
+    """Return whether Hydra finds options for `key` in its search path.
+
+    Overrides may extend the search path.
+    """
     with start_hydra(source, _typed_folders(overrides)) as name:
         loader = GlobalHydra.instance().config_loader()
         return bool(loader.get_group_options(key, config_name=name))
 
 
 def apply_value(cfg: DictConfig, override: Override) -> None:
-    """Change, add or remove one value of a composed configuration, as Hydra itself applies the override.
+    """Change, add or remove one value of a composed configuration, as Hydra applies the override.
 
-    Raises HydraException, OmegaConfBaseException or ValueError, and leaves `cfg` as it was.
+    Raises HydraException, OmegaConfBaseException or ValueError, and then leaves `cfg` as it was.
     """
     key, value = override.key_or_group, override.value()
     parent_key, _, name = key.rpartition(".")
@@ -119,21 +131,26 @@ def apply_value(cfg: DictConfig, override: Override) -> None:
 
 @contextlib.contextmanager
 def start_hydra(source: Source, folders: Sequence[str] = ()) -> Iterator[str]:
-    """Let Hydra compose from `source`, and from more folders, in this block. Yields the name of the primary file."""
+    """Let Hydra compose from `source`, and from more folders, in this block.
+
+    Yields the name of the primary file.
+    """
     with initialize_config_dir(str(source.conf.resolve()), "train", version_base="1.3"):
         yield _store_primary(source, folders)
 
 
 def _store_primary(source: Source, folders: Sequence[str]) -> str:
-    """Store the primary configuration in this process: the file of `source`, then `LAST`. Returns its name.
+    """Store the primary configuration in this process, and return its name.
 
-    Of several overrides of a group, Hydra takes the first that it reads. It reads a file before
-    what the file includes, and a defaults list from its end. So an experiment has to come after the
-    project's file, in a list around both. Hydra reads the search path only in the outermost one.
+    It contains the file of `source`, followed by the options of `LAST`. Of several overrides of a
+    group, Hydra takes the first that it reads. It reads a file before the files that it includes,
+    and a defaults list from its end. An experiment therefore has to come after the project's file,
+    in a list around both. Hydra reads the search path only in the outermost file.
     """
     content = _read_primary(source)
     if not isinstance(content, dict) or not isinstance(content.get("defaults", []), list):
-        return source.name  # Hydra reports what is wrong
+        # Hydra reports what is wrong.
+        return source.name
     last: dict[str, Any] = dict.fromkeys(LAST)
     kept: list[Any] = []
     for entry in content.get("defaults", []):
@@ -159,17 +176,21 @@ def _store_primary(source: Source, folders: Sequence[str]) -> str:
 
 
 def _read_primary(source: Source) -> Any:
-    """Return the content of the primary file, None if it cannot be read."""
+    """Return the content of the primary file, or None if it cannot be read."""
     paths = (folder / f"{source.name}.yaml" for folder in source.folders)
     path = next(filter(Path.is_file, paths), None)
-    with contextlib.suppress(OSError, YAMLError):  # reported by Hydra
+    # Hydra reports the error.
+    with contextlib.suppress(OSError, YAMLError):
         if path is not None:
             return OmegaConf.to_container(OmegaConf.load(path))
     return None
 
 
 def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
-    """Return the resolved values, without the section `hydra`, and by key the error why one is None instead."""
+    """Return the resolved values without the section `hydra`, and the errors of unresolved values.
+
+    The errors are listed by key. An unresolved value is None.
+    """
     reasons: dict[str, Error] = {}
 
     def value_at(node: DictConfig | ListConfig, key: Any, path: str) -> Any:
@@ -197,7 +218,10 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
 
 
 def groups(*folders: Path) -> dict[str, list[str]]:
-    """Return the options of every configuration group in some folders, without Hydra's own groups."""
+    """Return the options of every configuration group in some folders.
+
+    Hydra's own groups are left out.
+    """
     options_by_group: dict[str, set[str]] = {}
     for folder in folders:
         for file in folder.rglob("*.yaml"):
@@ -209,12 +233,14 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 
 @cache
 def parse_override(text: str) -> Override:
-    """Parse one override; a plain value that Hydra cannot read becomes a quoted text. Raises HydraException.
+    """Parse one override.
 
-    A comma in front of a path that begins with ~, / or $ separates the values of a sweep.
+    A plain value that Hydra cannot read becomes a quoted string. A comma in front of a path that
+    begins with ~, / or $ separates the values of a sweep. Raises HydraException.
     """
     if text.startswith("="):
-        raise OverrideParseException(text, "no key")  # Hydra takes the empty text for a key
+        # Hydra takes the empty string for a key.
+        raise OverrideParseException(text, "no key")
     parser = OverridesParser.create()
     try:
         return parser.parse_override(text)

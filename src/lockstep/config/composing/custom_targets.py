@@ -1,4 +1,4 @@
-"""Sections with a custom `_target_`: without the parameters of the target that it replaces."""
+"""Removes the parameters of a replaced target from a section with a custom `_target_`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from lockstep.config.schema.configuration import CALLED, fields
 def drop_replaced_parameters(
     cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]
 ) -> DictConfig:
-    """Remove, from sections with a custom `_target_`, the parameters of the target that it replaces.
+    """Remove the parameters of the replaced target from sections with a custom `_target_`.
 
     `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option
     names the target stays as it is.
@@ -41,7 +41,8 @@ def drop_replaced_parameters(
         ]
         try:
             alone = compose([*others, f"~{group}", *values])
-        except HydraException:  # the defaults choose no option of this group
+        except HydraException:
+            # The defaults choose no option of this group.
             continue
         if OmegaConf.select(alone, f"{group}._target_") is not None:
             ours = [

@@ -1,4 +1,7 @@
-"""Hydra's configuration of a job, which `${hydra:...}` in settings and `HydraConfig.get()` in custom parts read."""
+"""Provides Hydra's configuration of a job.
+
+`${hydra:...}` in settings and `HydraConfig.get()` in custom parts read it.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -27,10 +30,10 @@ def hydra_config(cfg: DictConfig) -> Iterator[None]:
 def begin(
     cfg: DictConfig, texts: Sequence[str], number: int, *, is_multirun: bool
 ) -> tuple[str, str]:
-    """Set what Hydra sets when a job with some overrides starts.
+    """Set the values that Hydra sets when it starts a job with some overrides.
 
-    Returns its folder, in a sweep that of the sweep and the part below it. Raises ConfigError if
-    they cannot be resolved.
+    Returns the folder of the job and "". In a sweep, returns the folder of the sweep and the path
+    of the job below it. Raises ConfigError if they cannot be resolved.
     """
     parsed = [parse_override(text) for text in texts]
     overrides = [override for override in parsed if not override.is_hydra_override()]

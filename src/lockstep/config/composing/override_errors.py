@@ -1,4 +1,4 @@
-"""Errors about single overrides: of another command, or refused by Hydra."""
+"""Errors of single overrides that belong to another command or that Hydra refuses."""
 
 import re
 from importlib.util import find_spec
@@ -16,7 +16,8 @@ from lockstep.system import hardware
 from lockstep.system.trees import at
 from lockstep.system.wording import near_names
 
-# settings of jobs that Hydra starts, which it composes for nobody
+# These settings are for jobs that Hydra starts. Lockstep only composes with Hydra, so they have no
+# effect.
 UNUSED = (
     "hydra/launcher",
     "hydra/sweeper",
@@ -32,11 +33,15 @@ UNUSED += (
     "hydra.output_subdir",
     "hydra.mode",
 )
-LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")  # settings that may be a list
+# The values of these settings may be lists.
+LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")
 
 
 def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:
-    """Describe an override of another command, or one with several values where there can be one."""
+    """Describe an override that this command does not allow.
+
+    The override belongs to another command, or has several values where only one is possible.
+    """
     key, text = override.key_or_group, override.input_line or ""
     if key.startswith(UNUSED):
         return Error("unsupported", text, "is for jobs that Hydra starts", "remove it")
@@ -102,7 +107,7 @@ def option_error(override: Override, options: Groups) -> Error | None:
 
 
 def _option_hint(group: str, option: str) -> str:
-    """Return what to write for an option of other frameworks, or for a network of a library."""
+    """Return the setting to write for an option of another framework or a network of a library."""
     option = option.lower()
     for library in ("torchvision", "timm") if group == "model" else ():
         spec, name = (
@@ -113,7 +118,7 @@ def _option_hint(group: str, option: str) -> str:
         function = re.compile(
             rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE
         )
-        # an import would take seconds
+        # An import would take seconds.
         if any(function.search(path.read_text("utf-8")) for path in paths):
             return f"write model={library} model.name={option}"
     line = hint(f"{group}={option}")
@@ -123,7 +128,7 @@ def _option_hint(group: str, option: str) -> str:
 
 
 def _with_value(fix: str, value: str, options: Groups) -> str:
-    """Put the value that was typed into a fix: epochs=5 means trainer.max_epochs=5."""
+    """Insert the value that was typed into a fix: epochs=5 means trainer.max_epochs=5."""
     before, dots, after = fix.partition("=...")
     name = before.split(" ")[-1]
     if not (value and dots and after in ("", "?")):
@@ -134,7 +139,10 @@ def _with_value(fix: str, value: str, options: Groups) -> str:
 
 
 def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
-    """Describe an override that Hydra refuses. If it lacks a +, its value is added, so that it is checked, too."""
+    """Describe an override that Hydra refuses.
+
+    If the override only lacks a +, its value is added to `cfg`, so that it is checked, too.
+    """
     text, key = override.input_line or "", override.key_or_group
     path, tree = key.split("."), plain_tree(cfg)[0]
     parent = at(tree, path[:-1])

@@ -1,4 +1,4 @@
-"""Values of a sweep, and the space that a search samples."""
+"""Lists the values of a sweep, and the space that a search samples."""
 
 import itertools
 import math
@@ -13,7 +13,10 @@ from lockstep.config.schema.legal_keys import Groups
 
 
 class Interval(NamedTuple):
-    """Numbers to sample, both ends included; integers if both ends are, in steps of `step` if it is set."""
+    """Numbers to sample, with both ends included.
+
+    They are integers if both ends are. If `step` is set, they are in steps of `step`.
+    """
 
     low: float
     high: float
@@ -21,11 +24,12 @@ class Interval(NamedTuple):
     is_log: bool
 
 
-Space = dict[str, Interval | tuple[str, ...]]  # by key: an interval, or choices as they are typed
+# Maps a key to an interval, or to choices as they are typed.
+Space = dict[str, Interval | tuple[str, ...]]
 
 
 def values_of(override: Override, options: Groups) -> list[str]:
-    """Return an override for every value of a sweep, for an interval those at its ends.
+    """Return an override for every value of a sweep, or those at the ends of an interval.
 
     Raises ConfigError if there is no value.
     """
@@ -39,7 +43,10 @@ def values_of(override: Override, options: Groups) -> list[str]:
 
 
 def search_error(override: Override, low: str, high: str) -> Error:
-    """Return the error of an interval without a search; `low` and `high` are the overrides of its ends."""
+    """Return the error of an interval without a search.
+
+    `low` and `high` are the overrides of its ends.
+    """
     low, high = (text.partition("=")[2] for text in (low, high))
     fix = f"add one, or list them, {override.key_or_group}={low},...,{high}"
     return Error(
@@ -48,7 +55,10 @@ def search_error(override: Override, low: str, high: str) -> Error:
 
 
 def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
-    """Return the overrides with one value, and the space of the others. Raises ConfigError."""
+    """Return the overrides with one value, and the space of the other overrides.
+
+    Raises ConfigError if there is no space, or if it contains data.fold.
+    """
     typed = [parse_override(text) for text in overrides]
     fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
     space = {o.get_key_element(): _values(o, options) for o in typed if o.is_sweep_override()}
@@ -88,9 +98,10 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
 
 
 def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterable[Sequence[str]]:
-    """Return the overrides of every job, in the order of Hydra's own sweeps, from overrides with their values.
+    """Return the overrides of every job, from overrides with their values.
 
-    Of several overrides of a key the last one counts.
+    The jobs are in the order of Hydra's own sweeps. Of several overrides of a key, the last one
+    counts.
     """
     values = {override.get_key_element(): texts for override, texts in overrides}
     return itertools.product(*values.values())

@@ -1,4 +1,7 @@
-"""Overrides as people type them: text without quotes, and a folder of images in place of settings."""
+"""Translates overrides as people type them into those that Hydra reads.
+
+People type strings without quotes, and a folder of images in place of settings.
+"""
 
 import os
 import shlex
@@ -14,10 +17,11 @@ from lockstep.system.wording import expand_path
 
 
 def hydra_overrides(texts: Sequence[str]) -> list[str]:
-    """Return overrides as Hydra reads them: text in quotes, and a folder of images as the settings of its fine-tuning.
+    """Return overrides as Hydra reads them, with strings in quotes.
 
-    An override that cannot be read stays as it is. Raises ConfigError for a folder and settings
-    that contradict it.
+    A folder of images is replaced by the settings that fine-tune a network on it. An override that
+    cannot be read stays as it is. Raises ConfigError for a folder together with settings that
+    contradict it.
     """
     folders = [text for text in texts if "=" not in text and os.path.isdir(expand_path(text))]
     rest = [text for text in texts if text not in folders]
@@ -38,12 +42,12 @@ def hydra_overrides(texts: Sequence[str]) -> list[str]:
 def _quote_text(text: str) -> str:
     try:
         return parse_override(text).input_line or ""
-    except HydraException:  # reported by the check
+    except HydraException:  # The check reports it.
         return text
 
 
 def syntax_error(text: str) -> Error:
-    """Describe an override that cannot be read, with the exact form of a list of texts."""
+    """Describe an override that cannot be read, with the exact syntax for a list of strings."""
     key, _, value = text.partition("=")
     if key and value.startswith("[") and value.endswith("]"):
         entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))

@@ -16,7 +16,7 @@ from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at, from_yaml
 
-# keys of earlier versions
+# Earlier versions had these keys.
 GONE = (
     ("trainer", "cudnn_search"),
     ("search", "objectives"),
@@ -33,7 +33,8 @@ GONE = (
     ("flip_test",),
     ("data", "_check_"),
 )
-OF_CUTS = {  # not in earlier versions
+# Earlier versions did not have these keys.
+OF_CUTS = {
     IMAGE_FOLDER: ("group", "test_after"),
     IMAGE_LIST: ("group", "group_column", "date_column", "test_after"),
 }
@@ -45,9 +46,10 @@ def to_tree(config: Config) -> dict[str, Any]:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a hash that is equal for equal trainings: ranks compare it before the first step.
+    """Return a hash that is equal for equal trainings.
 
-    Names of network interfaces are not part of it: they may differ between machines.
+    Ranks compare it before the first step. Names of network interfaces, which may differ between
+    machines, and environment variables of the workers are not part of it.
     """
     from lockstep.config.schema.key_scopes import NOT_OF_A_TRAINING, scope
 
@@ -65,7 +67,10 @@ def save(config: Config, path: Path) -> None:
 
 
 def other_version(folder: RunFolder) -> str | None:
-    """Describe the version of Lockstep that trained a run; None if it is this one or unknown."""
+    """Describe the version of Lockstep that trained a run, or return None.
+
+    None means that it is this version, or that the version is unknown.
+    """
     try:
         before = (folder.fact("environment") or {})["packages"]["lockstep"]
     except (OSError, ValueError, KeyError):
@@ -76,12 +81,15 @@ def other_version(folder: RunFolder) -> str | None:
 
 
 def load(path: Path) -> Config:
-    """Read a saved configuration. Raises ConfigError if it does not fit this version of Lockstep."""
+    """Read a saved configuration.
+
+    Raises ConfigError if it does not fit this version of Lockstep.
+    """
     tree = to_this_version(load_tree(path))
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        # of an invalid configuration only
+        # Only an invalid configuration needs this import.
         from lockstep.config.checks.schema_errors import schema_errors
 
         errors = dict(schema_errors(tree, error, {}))
@@ -98,22 +106,24 @@ def load(path: Path) -> Config:
         and config.model.arguments().get("head_only") is True
         and needs_images
     ):
-        tree["model"]["head_only"] = "each_epoch"  # true was that in earlier versions
+        # In earlier versions, true had the meaning of each_epoch.
+        tree["model"]["head_only"] = "each_epoch"
         return Config.model_validate(tree)
     return config
 
 
 def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
-    """Drop keys and values that are not of this version any more, and add those that it has in addition."""
+    """Drop keys and values that this version no longer has, and add those that are new in it."""
     for *parents, key in GONE:
         section = at(tree, parents)
         if isinstance(section, dict):
             section.pop(key, None)
-    # not in earlier versions, whose checkpoints have nothing to apply
+    # Earlier versions did not have this key, and their checkpoints have no calibration to apply.
     tree.setdefault("calibrate", True)
     if isinstance(tree.get("trainer"), dict):
-        tree["trainer"].setdefault("virtual_shards", None)  # not in earlier versions
-        # of one worker; for several it was replaced by numbers
+        # Earlier versions did not have this key.
+        tree["trainer"].setdefault("virtual_shards", None)
+        # This is the value for one worker. For several workers, numbers replaced it.
         if tree["trainer"].get("loads") == "auto":
             tree["trainer"]["loads"] = None
     for section in (tree.get("logger") or {}).values():
@@ -132,7 +142,10 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_tree(path: Path) -> dict[str, Any]:
-    """Read the plain values of a saved configuration of any version. Raises ConfigError if it cannot be read."""
+    """Read the plain values of a saved configuration of any version.
+
+    Raises ConfigError if it cannot be read.
+    """
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -1,4 +1,4 @@
-"""Folders in which a run finds modules that are not installed.
+"""Finds modules that are not installed in the folders of a run's project.
 
 These are the folder of the project (of train.py, or the current one for `lockstep`), its `src`,
 PYTHONPATH, and the current folder. A run records them for its workers, and for commands in other
@@ -23,17 +23,21 @@ from lockstep.system.provenance import project_root
 
 
 class Project(NamedTuple):
-    """Folders of modules: `modules` are searched before installed packages, `started_in` after them."""
+    """Folders of modules.
+
+    `modules` are searched before installed packages, and `started_in` after them.
+    """
 
     modules: tuple[str, ...]
     started_in: tuple[str, ...]
 
 
 def enter(folder: Path, run: RunFolder | None = None) -> None:
-    """Let this process find modules in a project's `folder`, and after all others in the current folder.
+    """Let this process find modules in a project's `folder` and in the current folder.
 
-    Does nothing with PYTHONSAFEPATH. Raises ConfigError if there is no current folder, or if one of
-    the two is inside of a `run` that is not trusted.
+    The current folder is searched after all others. Does nothing with PYTHONSAFEPATH. Raises
+    ConfigError if there is no current folder, or if one of the two is inside of a `run` that is not
+    trusted.
     """
     started_in = current()
     if run is not None and any(
@@ -47,7 +51,10 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
 
 
 def current() -> Path:
-    """Return the current folder. Raises ConfigError if it was removed."""
+    """Return the current folder.
+
+    Raises ConfigError if it was removed.
+    """
     try:
         return Path.cwd()
     except OSError as error:
@@ -80,7 +87,7 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
         copied = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
         if copied is None or not copied.is_dir():
             return path
-        return os.path.relpath(copied, folder.path)  # the two may move together
+        return os.path.relpath(copied, folder.path)  # The copy and the run may move together.
 
     project = current_project()
     modules, started_in = (map(path_in_copy, paths) for paths in project)
@@ -98,7 +105,7 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     _search(recorded, after=len(sys.path) if is_last else 0)
     folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
     if not folders:
-        return  # none are recorded
+        return  # No folders are recorded.
     looked_in = ", ".join(
         path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders
     )
@@ -106,7 +113,10 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     for key, target in named_callables(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            problem = f": package {package!r} was not found in {looked_in}, where the run found its modules"
+            problem = (
+                f": package {package!r} was not found in {looked_in}, "
+                "where the run found its modules"
+            )
             fix = f"run this command in the folder that contains {package} now"
             errors.append(Error("missing", f"{key}={target}", problem, fix))
     if errors:
@@ -114,7 +124,10 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
 
 
 def find_data(folder: RunFolder, config: Config) -> Config:
-    """Look up relative paths of the data in the project of a run, if the current folder does not have them."""
+    """Look up relative paths of the data in the project of a run.
+
+    This applies to paths that do not exist in the current folder.
+    """
     recorded, data = _recorded_project(folder), config.data
     paths: dict[str, str] = {}
     for key in ("root", "file"):
@@ -128,20 +141,26 @@ def find_data(folder: RunFolder, config: Config) -> Config:
 
 
 def _modules(folder: Path) -> tuple[str, ...]:
-    """Return a project's folder and its `src`, unless that holds Lockstep itself."""
+    """Return a project's folder and its `src`, unless `src` contains Lockstep itself."""
     source = folder / "src"
     is_ours = source.is_dir() and source.samefile(Path(lockstep.__file__).parents[1])
     return (str(folder), str(source)) if source.is_dir() and not is_ours else (str(folder),)
 
 
 def _search(project: Project, *, after: int) -> None:
-    """Add the folders that exist to the search path of Python, the first at position `after`."""
+    """Add the folders that exist to the search path of Python, the first one at position `after`.
+
+    The folders in `started_in` are added at the end.
+    """
     modules, started_in = (filter(os.path.isdir, folders) for folders in project)
     sys.path[:] = dict.fromkeys([*sys.path[:after], *modules, *sys.path[after:], *started_in])
 
 
 def _recorded_project(folder: RunFolder) -> Project:
-    """Return the recorded folders of a run, none if none are recorded. Raises ConfigError."""
+    """Return the recorded folders of a run, or no folders if none are recorded.
+
+    Raises ConfigError if the record cannot be read.
+    """
     try:
         kept = folder.fact("project") or {}
         modules, started_in = (

@@ -1,4 +1,7 @@
-"""Applies overrides to the saved configuration of a run; key_scopes.py has the keys that may change."""
+"""Applies overrides to the saved configuration of a run.
+
+key_scopes.py lists the keys that may change.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -29,18 +32,21 @@ from lockstep.system.trees import at, leaves
 
 
 def merge_saved(saved: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
-    """Return the saved configuration, with those sections of `cfg` that a command decides or that `choices` name."""
+    """Return the saved configuration with some sections of `cfg`.
+
+    These are the sections that a command decides or that `choices` name.
+    """
     chosen = {override.key_or_group for override in choices}
     if not chosen.isdisjoint(EVERYWHERE):
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     typed: Any = OmegaConf.to_container(cfg, resolve=False)
     kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
     tree = {**_literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
-    return OmegaConf.create(tree, flags={"struct": True})  # as Hydra composes it
+    return OmegaConf.create(tree, flags={"struct": True})  # Hydra composes a struct, too.
 
 
 def _literal(value: Any) -> Any:
-    """Escape what OmegaConf takes for interpolations: the values of a saved configuration are resolved."""
+    """Escape strings that look like interpolations, because saved values are already resolved."""
     if isinstance(value, dict):
         return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -60,7 +66,7 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
         raise ConfigError(*_changes(to_tree(saved), tree), *error.errors) from error
-    # with the defaults of the schema, which the saved configuration contains
+    # The comparison includes the defaults of the schema, which the saved configuration contains.
     errors = _changes(to_tree(saved), tree, defaults=to_tree(config))
     if errors:
         raise ConfigError(*errors)
@@ -68,10 +74,13 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
 
 
 def keep_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
-    """Keep what a run has settled where it began: the view of its images, and the weights of balanced classes."""
+    """Keep the values that a run resolved when it began.
+
+    These are the preprocessing of its images, and the weights of balanced classes.
+    """
     weights = saved.task.arguments().get("class_weights")
-    # the counts n / (K weight) add up to n; a list that was given is not kept in place of balanced
-    # weights
+    # The counts n / (K weight) add up to n. A list that the user gave is not kept in place of
+    # balanced weights.
     is_counted = (
         isinstance(weights, list)
         and all(weights)
@@ -102,7 +111,7 @@ def _changes(
         if before.get(key) != after.get(key)
         and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
     ]
-    # one error for a section with another target
+    # A section with another target has one error.
     replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
     before, after = redact(before), redact(after)
     problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
@@ -119,7 +128,10 @@ def _changes(
 
 
 def _values(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of all leaves, without empty sections and the default `_partial_: false`."""
+    """Yield (key, value) of all leaves.
+
+    Empty sections and the default `_partial_: false` are left out.
+    """
     for key, value in leaves(tree, ""):
         if value != {} and not (key.endswith("._partial_") and value is False):
             yield key, value

@@ -1,4 +1,4 @@
-"""Refuses targets and variables in the saved configuration of a run that nobody vouches for."""
+"""Refuses targets and variables in the saved configuration of a run that is not trusted."""
 
 import ast
 import importlib
@@ -20,12 +20,13 @@ from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.provenance import project_root
 
-VARIABLES = ("strategy.variables.",)  # some of them name libraries that worker processes load
+# Some of these variables name libraries that worker processes load.
+VARIABLES = ("strategy.variables.",)
 PATHS = tuple(f"data.{key}" for key in DATA_PATHS)
 OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks")
-# modules whose public names run no command, unpickle nothing (but LSUN), and call nothing by name;
-# and single names. No other loggers: some send a key of the environment to the address they are
-# given
+# The public names of these modules run no command, unpickle nothing except in LSUN, and call
+# nothing by name. Some entries are single names. Other loggers are not listed, because some send a
+# key from the environment to the address that they are given.
 LIBRARIES = {
     *(
         "torch.nn",
@@ -60,7 +61,7 @@ LIBRARIES = {
         "datetime.timedelta",
     ),
 }
-# two of a copy of Lockstep's repository run commands
+# In a copy of Lockstep's repository, two of these folders run commands.
 NO_PACKAGES = ("benchmarks", "outputs", "tests")
 
 
@@ -73,12 +74,13 @@ def check(
     is_trusted: bool = False,
     settings: tuple[str, ...] = VARIABLES,
 ) -> None:
-    """Raise ConfigError for unknown targets of a saved configuration, and `settings` that run commands.
+    """Raise ConfigError for unknown targets and for `settings` that run commands.
 
-    Values that `own` has too are accepted, and those that `typed` overrides replace. Of a trusted
-    run all are accepted, and its modules are found from now on, after all others. Of a run that was
-    made here, all `PATHS` are accepted; those of others may contain no $NAME, which could carry a
-    secret of this user to a server.
+    Both are checked in the `saved` configuration. Values that `own` also has, and values that
+    `typed` overrides replace, are accepted. All values of a trusted run are accepted, and its
+    modules are found from now on, after all others. All `PATHS` of a run that was made here are
+    accepted. The paths of other runs may contain no $NAME, which could carry a secret of this user
+    to a server.
     """
     if is_trusted:
         project.use(run, saved, is_last=True)
@@ -86,7 +88,7 @@ def check(
     known = cache(lambda: dict(_values(_compose_defaults(own))))
     for key, value in _values(to_tree(saved)):
         is_target = "_target_" in key.split(".")
-        # built by trainings alone, which resume no stranger's run
+        # Only trainings build these loggers, and they do not resume a run of someone else.
         if key.startswith("logger.") and value in SERVICES:
             continue
         is_path = key in PATHS
@@ -94,7 +96,7 @@ def check(
             continue
         if value is None or not (is_target or key.startswith(settings)):
             continue
-        # a {...} is merged with what is there
+        # A {...} is merged with the existing values.
         texts = (text.lstrip("+~").partition("=") for text in typed)
         is_typed = any(
             f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts
@@ -144,24 +146,24 @@ def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_known(target: Any, run: RunFolder) -> bool:
-    """Return whether a dotted name is of a known library, or defined by a module of the current project.
+    """Return whether a dotted name is in a known library or in the current project.
 
-    A name that the module imports is looked up where it comes from. A package that contains the
-    `run` is not of the project.
+    A module of the project must define it. A name that the module imports is looked up where it
+    comes from. A package that contains the `run` does not belong to the project.
     """
     if not isinstance(target, str) or not all(map(str.isidentifier, target.split("."))):
         return False
     module, _, name = target.rpartition(".")
     if module in OWN:
         ours = importlib.import_module(module)
-        # the second round reports what is missing
+        # The second round reports a missing name.
         return name in ours.__all__ or not hasattr(ours, name)
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     file, package = _source(module), module.partition(".")[0]
     if file is None or package in NO_PACKAGES:
         return False
-    # not PYTHONPATH: often of libraries
+    # PYTHONPATH is not searched, because it often contains libraries.
     folders = (project_root(), project_root() / "src", Path.cwd())
     packages = [
         path
@@ -189,10 +191,10 @@ def _is_known(target: Any, run: RunFolder) -> bool:
 
 
 def _source(module: str) -> Path | None:
-    """Return the file of a module, without importing it; None if Python does not find it.
+    """Return the file of a module without importing it, or None if Python does not find it.
 
-    Also None below a folder without `__init__.py`: Python would take any folder of data for a
-    package.
+    The result is also None below a folder without `__init__.py`, because Python would take any
+    folder of data for a package.
     """
     package, *names = module.split(".")
     spec = importlib.util.find_spec(package) if signatures.is_there(package) else None

@@ -1,1 +1,4 @@
-"""The keys of a configuration: types, ranges, scopes, and names near to unknown ones."""
+"""Defines the keys of a configuration, with their types, ranges and scopes.
+
+Finds similar names for unknown keys.
+"""

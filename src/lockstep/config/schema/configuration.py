@@ -1,6 +1,7 @@
-"""Schema of a configuration: type, range and meaning of every key. Values are only in conf/.
+"""Schema of a configuration, with the type, range and meaning of every key.
 
-It does not import torch, so that errors are reported immediately.
+Values are only in conf/. This module does not import torch, so that errors are reported
+immediately.
 """
 
 from collections.abc import Sequence
@@ -37,15 +38,15 @@ from lockstep.config.schema.target_sections import (
 )
 from lockstep.system.kinds import PathText, Positive, Seed
 
-# sections with names chosen by the user
+# The user chooses the names of the entries of these sections.
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}
 ENVIRONMENTS = ("benchmark", "environments")
-# sections with a target and a name chosen by the user, inside another section
+# The entries of this section inside another one have a target, and names that the user chooses.
 METRICS = ("task", "metrics")
 
 
 class Config(Section):
-    """One run."""
+    """Configuration of one run."""
 
     name: Annotated[Name | None, Scope.WATCHING] = Field(
         description="suffix of the run folder; null = data_model"
@@ -72,10 +73,16 @@ class Config(Section):
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
     resume: Annotated[PathText | None, Scope.PLACE] = Field(description="run folder to resume")
     init_from: Annotated[PathText | None, Scope.NUMBERS] = Field(
-        description="initial weights of a new run: a checkpoint file, or a run folder for its best checkpoint"
+        description=(
+            "initial weights of a new run: a checkpoint file, "
+            "or a run folder for its best checkpoint"
+        )
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
-        description="if the images differ from those the run was trained on: refuse, or accept them with a warning",
+        description=(
+            "if the images differ from those the run was trained on: "
+            "refuse, or accept them with a warning"
+        ),
     )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
         description="print the script of a job without submitting it"
@@ -90,7 +97,10 @@ class Config(Section):
     optimizer: Optimizer
     scheduler: Scheduler
     parameters: Annotated[dict[str, ParameterGroup | None], Scope.NUMBERS] = Field(
-        description="parts of the network with their own learning rate, weight decay or freezing, under any name"
+        description=(
+            "parts of the network with their own learning rate, weight decay or freezing, "
+            "under any name"
+        )
     )
     strategy: Strategy
     trainer: Trainer
@@ -110,17 +120,20 @@ class Config(Section):
 
     @property
     def pretrained(self) -> Any:
-        """`model.pretrained`, which may be a file; None if the network has no such argument."""
+        """`model.pretrained`, which may be a file, or None if the network has no such argument."""
         return self.model.arguments().get("pretrained")
 
     @property
     def head_only(self) -> Any:
-        """`model.head_only` of a network of a library: true, false or each_epoch. False for other networks."""
+        """Value of `model.head_only` of a library network: true, false or each_epoch.
+
+        It is false for other networks.
+        """
         return self.has_library_network and self.model.arguments()["head_only"]
 
     @property
     def run_name(self) -> str:
-        """Name of a run: data_model, or data_module for a custom module, if `name` is not set."""
+        """Name of the run: `name`, or data_model, or data_module for a custom module."""
         target = (self.module if self.has_own_module else self.model).target
         named = None if self.has_own_module else self.model.arguments().get("name")
         network = named or target.rpartition(".")[2].lower()
@@ -128,12 +141,12 @@ class Config(Section):
 
 
 class BenchmarkConfig(Config):
-    """One run for each of several environments."""
+    """Configuration of a benchmark: one run in each of several environments."""
 
     benchmark: Benchmark
 
 
-# sections at the top with a target, by name
+# These top-level sections have a target.
 CALLED: dict[str, type[Target]] = {
     name: field.annotation
     for name, field in Config.model_fields.items()
@@ -146,7 +159,7 @@ def root(tree: Any) -> type[Config]:
 
 
 def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
-    """Return the section at `path` of a tree; None if the schema has none there."""
+    """Return the section at `path` of a tree, or None if the schema has none there."""
     whole = root(tree)
     if not path:
         return whole

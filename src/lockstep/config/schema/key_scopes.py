@@ -1,4 +1,7 @@
-"""Keys that may change on a resume, and keys that apply to a whole command, by the scope of each key."""
+"""Keys that may change on a resume, and keys that apply to a command as a whole.
+
+Both follow from the scope of each key.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,22 +14,23 @@ from lockstep.system.trees import at
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
 SAME_FOR_ALL_JOBS = frozenset({Scope.OUTPUT, Scope.SWEEP, Scope.SUBMISSION})
-# these do not change the numbers of a run
+# Keys of these scopes do not change the numbers of a run.
 NOT_OF_A_TRAINING = frozenset({Scope.SWEEP, Scope.SUBMISSION})
 
-# callbacks that a resume may add, remove and change: they only observe, or end a training
+# A resume may add, remove and change these callbacks, because they only observe or end a training.
 FREE_CALLBACKS = (
     "lightning.pytorch.callbacks.DeviceStatsMonitor",
     "lightning.pytorch.callbacks.LearningRateMonitor",
     "lightning.pytorch.callbacks.Timer",
     "lockstep.callbacks.Pictures",
 )
-# free unless it chooses the best weights
+# A resume may change this callback unless it chooses the best weights.
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
-# parameters of Lockstep's own sources: where their files are
+# These parameters of Lockstep's own data sources say where their files are.
 PATHS = ("root", "file", "cache", "download")
-EVERYWHERE = ("experiment", "debug")  # groups whose options set keys of any section
-# set by each environment of a benchmark, in place of the command line
+# The options of these groups set keys of any section.
+EVERYWHERE = ("experiment", "debug")
+# Each environment of a benchmark sets these keys, in place of the command line.
 OF_ENVIRONMENTS = (
     *(
         "scale_with_workers",
@@ -40,9 +44,10 @@ OF_ENVIRONMENTS = (
 
 
 def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
-    """Return the scope of `key`; the targets of its sections are those of the configuration `tree`.
+    """Return the scope of `key`.
 
-    Keys that the schema does not have are of NUMBERS, such as the parameters of a custom target.
+    The configuration `tree` has the targets of the sections. Keys that the schema does not have,
+    such as the parameters of a custom target, have the scope NUMBERS.
     """
     path = key.split(".")
     for depth, name in enumerate(path):
@@ -60,5 +65,5 @@ def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
 
 
 def names(*scopes: Scope) -> list[str]:
-    """Return the keys and sections at the top of a configuration that have one of these scopes."""
+    """Return the top-level keys and sections of a configuration that have one of these scopes."""
     return [name for name in Config.model_fields if scope(name) in scopes]

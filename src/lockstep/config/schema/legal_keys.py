@@ -1,4 +1,7 @@
-"""Legal keys of a configuration, near names for unknown ones, and its targets. Imports no target."""
+"""Finds the legal keys of a configuration, and similar names for unknown ones.
+
+No target is imported.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,9 +12,9 @@ from lockstep.config.schema.target_sections import is_ours
 from lockstep.system.trees import at, leaves
 from lockstep.system.wording import near_names, question
 
-Groups = Mapping[str, Sequence[str]]  # the options of every configuration group, for hints
-# settings, and their names in PyTorch scripts, Lightning, timm and MATLAB, which the search for
-# near names misses
+Groups = Mapping[str, Sequence[str]]  # Options of every configuration group, for hints
+# Settings, with their names in PyTorch scripts, Lightning, timm and MATLAB that the search for
+# similar names misses.
 FOREIGN_NAMES = {
     "trainer.max_epochs=...": "epoch nepochs",
     "trainer.max_epochs=... (an epoch: all images once)": "max_steps num_steps",
@@ -24,15 +27,23 @@ FOREIGN_NAMES = {
     "strategy=ddp": "trainer=ddp",
     "strategy=cpu": "trainer=cpu trainer=mps trainer=ddp_sim",
     "trainer.precision=bfloat16": "bf16 trainer.precision=bf16 trainer.precision=bf16-mixed",
-    "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), else trainer.precision=bfloat16": (
-        "fp16 half amp use_amp trainer.precision=16-mixed trainer.precision=16 trainer.precision=fp16 "
+    (
+        "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), "
+        "else trainer.precision=bfloat16"
+    ): (
+        "fp16 half amp use_amp trainer.precision=16-mixed trainer.precision=16 "
+        "trainer.precision=fp16 "
         "trainer.precision=half trainer.precision=amp"
     ),
-    "trainer.gradient_clip_norm=...": "grad_clip clip_grad clip_grad_norm max_grad_norm GradientThreshold",
+    "trainer.gradient_clip_norm=...": (
+        "grad_clip clip_grad clip_grad_norm max_grad_norm GradientThreshold"
+    ),
     "trainer.accumulate_grad_batches=...": "gradient_accumulation_steps grad_accum_steps",
     "trainer.log_every_n_steps=...": "log_every log_interval print_freq",
     "trainer.check_val_every_n_epoch=...": "val_check_interval",
-    "--cfg job, hydra or all (other options of Hydra were removed in 0.3)": "info hydra_help package",
+    "--cfg job, hydra or all (other options of Hydra were removed in 0.3)": (
+        "info hydra_help package"
+    ),
     "the command without it (--run was removed in 0.3)": "run",
     "lockstep eval latest": "evaluate eval test_only",
     "debug=fast": "fast_dev_run",
@@ -43,11 +54,15 @@ FOREIGN_NAMES = {
     "compile=...": "compile",
     "data=...": "datamodule",
     "data=image_folder data.root=...": "root data_dir data_path data_root",
-    "data.val_fraction=... data.test_fraction=...": "val_split validation_split val_size train_val_test_split",
+    "data.val_fraction=... data.test_fraction=...": (
+        "val_split validation_split val_size train_val_test_split"
+    ),
     "augment.erasing=...": "random_erase reprob",
     "callbacks=early_stopping": "patience early_stopping ValidationPatience",
     "callbacks=ema": "ema model_ema swa callbacks=swa",
-    "resume=... or init_from=...": "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath",
+    "resume=... or init_from=...": (
+        "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath"
+    ),
     "launcher.parallel=1 in place of sequential, which was removed in 0.3": "launcher.mode",
     "launcher.parallel=... (cluster.parallel was removed in 0.3)": "cluster.parallel",
     "lockstep stop latest (sweep.max_failed was removed in 0.3)": "sweep.max_failed",
@@ -58,12 +73,15 @@ FOREIGN_NAMES = {
     "seed=...": "seed_everything manual_seed random_seed",
     "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
-    "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": "data.copy_remove",
-    "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
-    "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)": "logger=csv",
-    "global_batch_size=... larger, for fewer messages (strategy.gradient_dtype was removed in 0.3)": (
-        "strategy.gradient_dtype"
+    "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": (
+        "data.copy_remove"
     ),
+    "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
+    "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)": (
+        "logger=csv"
+    ),
+    "global_batch_size=... larger, for fewer messages "
+    "(strategy.gradient_dtype was removed in 0.3)": "strategy.gradient_dtype",
     "augment.flip=true for mirror images (flip_test was removed in 0.3)": "flip_test",
     "the check into the function of data._target_=... (_check_ was removed in 0.3)": "data._check_",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
@@ -73,14 +91,16 @@ FOREIGN_NAMES = {
 def unknown_key(
     tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
 ) -> Error:
-    """Describe an unknown key, with the setting for a name of another framework, else near names, else all names.
+    """Describe an unknown key, with a fix.
 
+    The fix is the setting for a name of another framework, else similar names, else all names.
     `names` are the legal ones, if the schema does not have them.
     """
     key = ".".join(path)
     parent = at(tree, path[:-1])
     target = parent.get("_target_") if isinstance(parent, dict) else None
-    is_entry = path[0] in NAMED and isinstance(target, str)  # whose parameters may have any name
+    # The parameters of an entry may have any name.
+    is_entry = path[0] in NAMED and isinstance(target, str)
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
     if not is_entry and (line := hint(key, path[-1], *sections)):
         return Error("unknown", key, "is not a setting", line)
@@ -93,13 +113,13 @@ def unknown_key(
         else "remove it; --help lists the settings"
     )
     meant = meant_key(tree, path, groups, names)
-    # a bare name, as in scripts: epochs=5
+    # A bare name, such as epochs=5, is typed as in scripts.
     meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant
     return Error("unknown", key, "is not a setting", question(meant, known))
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
-    """Return the legal keys below `path`; None if they are the parameters of a target."""
+    """Return the legal keys below `path`, or None if they are the parameters of a target."""
     if not path:
         root_fields = fields(root(tree))
         return [
@@ -114,14 +134,18 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
         return None if isinstance(value, dict) else []
     if section_type.model_config.get("extra") != "allow":
         return list(fields(section_type))
-    has_all = path[0] in CALLED and is_ours(at(value, ["_target_"]))  # in conf/
+    # The files in conf/ contain all parameters of Lockstep's own targets.
+    has_all = path[0] in CALLED and is_ours(at(value, ["_target_"]))
     return list(dict.fromkeys([*fields(section_type), *value])) if has_all else None
 
 
 def meant_key(
     tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
 ) -> list[str]:
-    """Return the keys that an unknown one may mean: near names in its section, else near keys of others."""
+    """Return the keys that an unknown key may mean.
+
+    These are similar names in its section, or else similar keys of other sections.
+    """
     *parents, last = path
     if names is None:
         legal = legal_names(tree, parents, groups)
@@ -148,7 +172,7 @@ def meant_key(
 
 
 def hint(*names: str) -> str:
-    """Return the replacement of the first of these names that is listed above, or ""."""
+    """Return the replacement of the first of these names that `FOREIGN_NAMES` lists, or ""."""
     return next(
         (
             f"write {line}"

@@ -1,4 +1,7 @@
-"""Sections of a configuration whose keys are Lockstep's own, with the type, range and meaning of each key."""
+"""Sections of a configuration whose keys are all Lockstep's own.
+
+Each key has its type, range and meaning.
+"""
 
 import re
 from enum import Enum
@@ -19,7 +22,7 @@ from lockstep.system.kinds import (
 )
 from lockstep.system.trees import leaves
 
-# a plain string replaces the type and its pattern in help and errors
+# A plain string in an annotation replaces the type and its pattern in help and errors.
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Word = Annotated[str, Field(pattern=r"^\S+$"), "a word"]
@@ -27,8 +30,8 @@ Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
-# factors of colour are whole thousandths that float32 holds exactly
-# (data/transforms/photometric.py)
+# Color factors are multiples of 1/1000 that float32 represents exactly
+# (data/transforms/photometric.py).
 Jitter = Annotated[float, Ge(0), Le(10)]
 Dotted = Annotated[
     str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"
@@ -36,7 +39,7 @@ Dotted = Annotated[
 
 
 class Scope(Enum):
-    """Effect of a key; it decides when the key may change (key_scopes.py)."""
+    """Effect of a key, which decides when the key may change (key_scopes.py)."""
 
     NUMBERS = "the numbers a run computes"
     LENGTH = "how long it is trained"
@@ -49,17 +52,20 @@ class Scope(Enum):
 
 
 class Section(BaseModel):
-    """A group of keys; others are errors. A key has the scope in its annotation, else `scope`, that of the section."""
+    """A group of keys, in which unknown keys are errors.
+
+    The scope of a key is in its annotation. Without one there, it is `scope`, that of the section.
+    """
 
     scope: ClassVar[Scope | None] = None
-    # deferred: --help needs no validators
+    # The build of validators is deferred, because --help does not need them.
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
 
 def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
-    """Return the scope of a key; None for a section whose keys have different scopes."""
+    """Return the scope of a key, or None for a section whose keys have different scopes."""
     of_key = (item for item in field.metadata if isinstance(item, Scope))
     of_section = (
         field.annotation.scope
@@ -93,7 +99,7 @@ Areas = Annotated[
 
 
 class RandomResizedCrop(Section):
-    """Random parts of the training images, cut where they are read, before all other changes."""
+    """Random crops of the training images, taken on reading, before all other changes."""
 
     scope = Scope.NUMBERS
 
@@ -104,7 +110,7 @@ class RandomResizedCrop(Section):
 
 
 class ColorJitter(Section):
-    """Random changes of colour, one after the other."""
+    """Random changes of color, one after the other."""
 
     scope = Scope.NUMBERS
 
@@ -171,7 +177,7 @@ class Augment(Section):
 
     @property
     def used(self) -> dict[str, Any]:
-        """The keys that switch something on, with their values."""
+        """Keys that enable an augmentation, with their values."""
         qualifiers: Any = {
             "crop_border": True,
             "cutout_inside": True,
@@ -218,7 +224,10 @@ class Trainer(Section):
         description="workers on each node: auto, a number, or GPU numbers [0,2]"
     )
     process_limit: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
-        description="maximum number of workers on a machine without GPUs; auto: 16 per core, and 0.5 GiB of memory each"
+        description=(
+            "maximum number of workers on a machine without GPUs; "
+            "auto: 16 per core, and 0.5 GiB of memory each"
+        )
     )
     num_nodes: Annotated[Positive, Scope.PLACE] = Field(
         description="number of machines; with devices=auto, torchrun and srun decide"
@@ -227,11 +236,13 @@ class Trainer(Section):
         description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
     virtual_shards: Positive | None = Field(
-        description="parts of each micro-batch, whose number makes the bits of a run the same on any number of workers "
+        description="parts of each micro-batch, whose number makes the bits of a run the same on "
+        "any number of workers "
         "up to it; null = parts are those of the workers"
     )
     precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
-        description="bfloat16, float16 = autocast, float16 with a scaled loss; auto = bfloat16 if the hardware has it; "
+        description="bfloat16, float16 = autocast, float16 with a scaled loss; "
+        "auto = bfloat16 if the hardware has it; "
         "tf32 = float32 with TF32 products"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
@@ -241,7 +252,8 @@ class Trainer(Section):
         description="use only deterministic kernels: same bits on the same hardware"
     )
     graph: Annotated[Literal["auto"] | bool, Scope.PLACE] = Field(
-        description="replay training steps as CUDA graphs; auto: built-in networks on GPUs, without compile; "
+        description="replay training steps as CUDA graphs; auto: "
+        "built-in networks on GPUs, without compile; "
         "true: custom networks too"
     )
     accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
@@ -253,7 +265,10 @@ class Trainer(Section):
     )
     check_val_every_n_epoch: Positive = Field(description="epochs between validations")
     max_time_s: Annotated[PositiveFloat | None, Scope.PLACE] = Field(
-        description="stop with a checkpoint after this many seconds of training; a resume counts from 0 again"
+        description=(
+            "stop with a checkpoint after this many seconds of training; "
+            "a resume counts from 0 again"
+        )
     )
     limit_train_batches: Positive | None = Field(
         description="maximum number of micro-batches per epoch"
@@ -277,7 +292,7 @@ def _compile_pattern(pattern: str) -> str:
 
 
 class ParameterGroup(Section):
-    """Parameters of the network by name; the first entry whose pattern is found in a name applies."""
+    """Parameters of the network by name; the first entry whose pattern is in a name applies."""
 
     scope = Scope.NUMBERS
 
@@ -287,14 +302,19 @@ class ParameterGroup(Section):
         ]
         | None
     ) = Field(
-        description="regular expression, searched in names such as layer1.0.conv1.weight; null = the last layer"
+        description=(
+            "regular expression, searched in names such as layer1.0.conv1.weight; "
+            "null = the last layer"
+        )
     )
     lr_factor: PositiveFloat = Field(
         default=1.0, description="factor of the scheduled learning rate"
     )
     weight_decay: NonNegative | None = Field(
         default=None,
-        description="weight decay of weights, not of norms and biases; null = that of the optimizer",
+        description=(
+            "weight decay of weights, not of norms and biases; null = that of the optimizer"
+        ),
     )
     frozen_epochs: Count | None = Field(
         default=0,
@@ -331,7 +351,10 @@ class Cluster(Section):
         description="shell lines before the training, e.g. [module load cuda]"
     )
     container: Line | None = Field(
-        description="command before python, e.g. 'apptainer exec --nv image.sif'; uses the container's python"
+        description=(
+            "command before python, e.g. 'apptainer exec --nv image.sif'; "
+            "uses the container's python"
+        )
     )
     warn_s: Annotated[int, Field(ge=1, le=65535)] = Field(
         description="seconds before the time limit at which the run saves and is requeued"
@@ -345,7 +368,10 @@ class Launcher(Section):
     scope = Scope.SWEEP
 
     parallel: Literal["auto"] | Positive = Field(
-        description="maximum number of parallel trials; auto: the number of GPUs or cores, or all jobs of an array"
+        description=(
+            "maximum number of parallel trials; auto: the number of GPUs or cores, "
+            "or all jobs of an array"
+        )
     )
 
 
@@ -369,11 +395,16 @@ class ExecutionEnvironment(Section):
         description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
     )
     devices: Literal["all"] | Positive = Field(
-        description="workers on each machine; all = every GPU, or one process per core, at least two in total"
+        description=(
+            "workers on each machine; all = every GPU, or one process per core, "
+            "at least two in total"
+        )
     )
     num_nodes: Literal["all"] | Positive = Field(
         default=1,
-        description="machines; all = every machine of the SLURM allocation, outside of one this machine",
+        description=(
+            "machines; all = every machine of the SLURM allocation, outside of one this machine"
+        ),
     )
     scale_with_workers: bool = Field(
         description="multiply batch size and learning rate by the number of workers"

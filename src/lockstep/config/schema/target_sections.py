@@ -14,22 +14,22 @@ from lockstep.system.kinds import Count, NonNegative, PathText, Positive, Positi
 from lockstep.system.wording import expand_path
 
 CLASSIFIER = "lockstep.models.Classifier"
-# of networks
+# Each of these targets builds networks of a library.
 LIBRARIES = {"lockstep.models.torchvision": "torchvision.models", "lockstep.models.timm": "timm"}
 OF_FILES = IMAGE_FOLDER, IMAGE_LIST = ("lockstep.data.image_folder", "lockstep.data.image_list")
 VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
-# Lightning's loggers of services: their package, and their parameters for the name and the id of a
-# run
+# Lightning's loggers of services, with their package, and with their parameters for the name and
+# the id of a run.
 SERVICES = {
     "lightning.pytorch.loggers.WandbLogger": ("wandb", "name", "id"),
     "lightning.pytorch.loggers.MLFlowLogger": ("mlflow", "run_name", "run_id"),
     "lightning.pytorch.loggers.CometLogger": ("comet_ml", "name", "experiment_key"),
 }
-DATA_PATHS = ("root", "file", "cache", "copy_to")  # which may contain variables
+DATA_PATHS = ("root", "file", "cache", "copy_to")  # These paths may contain variables.
 
 
 def is_url(root: str) -> bool:
-    """Return whether a path is a URL, or a chain of them."""
+    """Return whether a path is a URL, or a chain of URLs."""
     return re.match(r"[A-Za-z][\w+.-]*(://|::.*:)", root) is not None
 
 
@@ -43,13 +43,16 @@ class Target(Section):
     model_config = ConfigDict(extra="allow")
     scope = Scope.NUMBERS
 
-    # keys of this section that are arguments of the callable, too
+    # These keys of the section are also arguments of the callable.
     passed: ClassVar[tuple[str, ...]] = ()
 
     target: Dotted = Field(alias="_target_", description="callable")
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the callable; the training reads the other keys."""
+        """Return the keyword arguments of the callable.
+
+        The training reads the other keys.
+        """
         given = {name: value for name in self.passed if (value := getattr(self, name)) is not None}
         return {**given, **(self.model_extra or {})}
 
@@ -112,27 +115,44 @@ class Data(Target):
 
     memory: Annotated[Literal["auto", "device", "host", "stream"], Scope.PLACE] = Field(
         default="auto",
-        description="storage of pixels; auto: GPU if they fit, else host memory, else stream (decoded when needed)",
+        description=(
+            "storage of pixels; auto: GPU if they fit, else host memory, "
+            "else stream (decoded when needed)"
+        ),
     )
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         default="auto",
-        description="processes per worker that read streamed images or crop; auto: one per core, on a CPU one if kept",
+        description=(
+            "processes per worker that read streamed images or crop; "
+            "auto: one per core, on a CPU one if kept"
+        ),
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
         default=None,
-        description="folder on a disk of the node, e.g. $TMPDIR/data, to which the files are copied; null = no copy",
+        description=(
+            "folder on a disk of the node, e.g. $TMPDIR/data, to which the files are copied; "
+            "null = no copy"
+        ),
     )
     balance: Probability = Field(
         default=0.0,
-        description="classes in a training epoch: 0 = as they are, 1 = equally often, between: count ** (1 - balance)",
+        description=(
+            "classes in a training epoch: 0 = as they are, 1 = equally often, between: "
+            "count ** (1 - balance)"
+        ),
     )
     near_duplicates: Annotated[Probability, Scope.PLACE] = Field(
         default=0.1,
-        description="distance up to which `lockstep data check` reports two images as near copies; 0 = equal ones only",
+        description=(
+            "distance up to which `lockstep data check` reports two images as near copies; "
+            "0 = equal ones only"
+        ),
     )
     folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
         default=None,
-        description="equal parts of the training images, each the test split of one run; null = none",
+        description=(
+            "equal parts of the training images, each the test split of one run; null = none"
+        ),
     )
     fold: Count = Field(
         default=0,
@@ -145,7 +165,7 @@ class Data(Target):
 
     @property
     def root(self) -> str | None:
-        """Folder or URL of the files, None for a source without files."""
+        """Folder or URL of the files, or None for a source without files."""
         root = self.arguments().get("root")
         return root if isinstance(root, str) else None
 
@@ -164,22 +184,26 @@ class Data(Target):
 
     @property
     def is_copied(self) -> bool:
-        """True if machines read a copy of the files, not the files themselves."""
+        """True if machines read a copy of the files instead of the files themselves."""
         has_cache = self.arguments().get("cache") is not None
         return self.target in OF_FILES and (
             self.copy_to is not None or (self.is_remote and has_cache)
         )
 
     def resolve_paths(self) -> "Data":
-        """Replace ~ and $NAME in the paths by the variables of this process; a configuration keeps the name.
+        """Replace ~ and $NAME in the paths by the variables of this process.
 
-        Raises ValueError, with a line for each variable that is not set.
+        The saved configuration keeps the names of the variables. Raises ValueError, with a line for
+        each variable that is not set.
         """
         paths = {
             key: path for key in DATA_PATHS if isinstance(path := getattr(self, key, None), str)
         }
         errors = [
-            f"data.{key}={path}: ${name} is not set on {socket.gethostname()}: set it there, or give a path"
+            (
+                f"data.{key}={path}: ${name} is not set on {socket.gethostname()}: "
+                "set it there, or give a path"
+            )
             for key, path in paths.items()
             for name in VARIABLE.findall(path)
             if not os.environ.get(name)
@@ -206,7 +230,7 @@ class Search(Section):
 def targets(
     value: Any, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Yield the path and value of every section with a `_target_`, nested ones too."""
+    """Yield the path and value of every section with a `_target_`, including nested ones."""
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):
             yield path, value

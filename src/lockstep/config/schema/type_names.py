@@ -1,4 +1,4 @@
-"""Names of the types of settings in errors, help and docs, such as `int >= 1 or null`."""
+"""Names the types of settings in errors, help and docs, such as `int >= 1 or null`."""
 
 from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from lockstep.config.schema.sections import is_section
 from lockstep.system.kinds import MAX_INTEGER
 
-# of types with values in YAML
+# The values of types in these modules can be written in YAML.
 PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")
 
 
@@ -21,7 +21,7 @@ def kind_of(field: FieldInfo) -> str:
 
 def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """Describe an annotation, with the range in `metadata`."""
-    metadata = metadata[::-1]  # the last bound counts
+    metadata = metadata[::-1]  # The last bound counts.
     texts = [item for item in metadata if isinstance(item, str)]
     if texts:
         return texts[0]

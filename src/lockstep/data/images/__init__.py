@@ -1,1 +1,1 @@
-"""Images as tensors, as files, and as regions of a mapped cache."""
+"""Represent images as tensors, as files, and as regions of a mapped cache."""

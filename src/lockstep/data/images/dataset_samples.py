@@ -1,7 +1,7 @@
-"""Samples of a torch Dataset, each made from its own random state.
+"""Make the samples of a torch Dataset, each from a random state of its own.
 
-So random transforms give the same sample for any number of workers and processes, and after a
-resume.
+Random transforms therefore give the same sample for any number of workers and processes, and after
+a resume.
 """
 
 import contextlib
@@ -22,13 +22,14 @@ from lockstep.system.tracebacks import located
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples of a map-style `dataset` at `rows`: pairs of an input (C, H, W) and a target.
+    """Samples of a map-style `dataset` at `rows`, as pairs of an input (C, H, W) and a target.
 
-    Before each sample the global random states of torch (CPU), NumPy and `random` are set from
-    (seed, epoch, row) for training, and from (seed, row) if `is_evaluated`, so that all evaluations
-    use the same samples. `no_inputs` (0, C, H, W) and `no_targets` (0, ...) have the shapes and
-    dtypes of all samples. `setting` is the configuration key of the dataset, for messages. `labels`
-    are the class numbers int64 of the whole dataset, None if they are not known.
+    Before each sample, the global random states of torch (CPU), NumPy and `random` are set. For
+    training they depend on (seed, epoch, row). If `is_evaluated`, they depend on (seed, row), so
+    that all evaluations use the same samples. `no_inputs` (0, C, H, W) and `no_targets` (0, ...)
+    have the shapes and dtypes of all samples. `setting` is the configuration key of the dataset, as
+    used in messages. `labels` int64 has the class numbers of the complete dataset, or is None if
+    they are unknown.
     """
 
     dataset: Dataset[Any]
@@ -66,11 +67,11 @@ class Samples:
     def make(
         self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Make inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,), as torch's default_collate does.
+        """Make inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,).
 
-        Random states depend on the rows of the dataset, in an epoch that repeats samples on
-        `drawn_by` (n,). Raises ImageError with the setting and row of a sample that cannot be made
-        or differs in shape or dtype.
+        They are batched as by torch's default_collate. Random states depend on the rows of the
+        dataset, or on `drawn_by` (n,) in an epoch that repeats samples. Raises ImageError with the
+        setting and row of a sample that cannot be made, or that differs in shape or dtype.
         """
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
@@ -80,7 +81,7 @@ class Samples:
                 rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True
             ):
                 seed = seed_of(self.seed, "sample", self.setting, *keys, key)
-                # not those of GPUs, which torch.manual_seed sets too
+                # torch.manual_seed would also seed the GPUs.
                 torch.default_generator.manual_seed(seed)
                 np.random.seed(seed)
                 random.seed(seed)
@@ -90,7 +91,10 @@ class Samples:
                     ("target", target, self.no_targets),
                 ):
                     if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
-                        problem = f"sample {row} is {shape_text(value)}, that of the first one {shape_text(like, 1)}"
+                        problem = (
+                            f"sample {row} is {shape_text(value)}, "
+                            f"that of the first one {shape_text(like, 1)}"
+                        )
                         hint = (
                             "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
                         )
@@ -103,12 +107,15 @@ class Samples:
 
 
 def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]:
-    """Return input and target of a sample as tensors. Raises ImageError if it cannot be made or used."""
+    """Return input and target of a sample as tensors.
+
+    Raises ImageError if the sample cannot be made or used.
+    """
     try:
         sample = dataset[row]
     except (ImageError, MemoryError):
         raise
-    except Exception as error:  # custom code raises any exception
+    except Exception as error:  # Custom code can raise any exception.
         raise ImageError(
             [f"{setting}: sample {row} cannot be made ({_reason(error)}): fix or skip it."]
         ) from error
@@ -132,7 +139,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     if isinstance(target, bool | int | np.generic | np.ndarray):
         target = torch.as_tensor(target)
     elif isinstance(target, float):
-        target = torch.tensor(target, dtype=torch.float64)  # as default_collate does
+        target = torch.tensor(target, dtype=torch.float64)  # This is what default_collate does.
     if not isinstance(target, Tensor):
         problem = f"a {type(target).__name__}"
         raise ImageError(
@@ -142,7 +149,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
 
 
 def shape_text(value: Tensor, first: int = 0) -> str:
-    """Dtype and shape of a tensor as text, the shape from dimension `first` on."""
+    """Return dtype and shape of a tensor as text, the shape from dimension `first` on."""
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[first:])}"
 
 

@@ -1,4 +1,4 @@
-"""From image files to uint8 pixels, the same in training, prediction and a cache."""
+"""Decode image files to uint8 pixels, in the same way for training, prediction and a cache."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUF
 from lockstep.data.images.preprocessing import View, size_of
 from lockstep.data.splits import ImageError
 
-# Pillow has 43 parsers, of PostScript among others: no file reaches the rest
+# Pillow has 43 parsers, among them one of PostScript. No file reaches the parsers not listed here.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 HEIF_BRANDS = (
     b"heic",
@@ -32,7 +32,7 @@ HEIF_BRANDS = (
 )
 Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
 Turn = Callable[[Array], Array]
-TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
+TURNS: dict[int, Turn] = {  # transforms to upright, by EXIF orientation
     2: np.fliplr,
     3: lambda pixels: np.rot90(pixels, 2),
     4: np.flipud,
@@ -41,28 +41,35 @@ TURNS: dict[int, Turn] = {  # upright, by EXIF orientation
     7: lambda pixels: np.rot90(pixels, 2).swapaxes(0, 1),
     8: np.rot90,
 }
-SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # height and width
+SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # These swap height and width.
 JPEGS = ("JPEG", "MPO")
-MAX_JPEG_BYTES = 1 << 28  # of a JPEG that is read whole; Pillow reads no further than the image
-# colours of simplejpeg by mode and channels; the grey of colours is Pillow's, which rounds it
+# A JPEG is read completely up to this size. Pillow reads no further than the image.
+MAX_JPEG_BYTES = 1 << 28
+# These are the color spaces of simplejpeg, by mode and number of channels. Color images are
+# converted to grayscale by Pillow, which rounds.
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
 
 
 class DecodedImage(NamedTuple):
-    """An image as uint8 (C, H, W), and the `size` (H, W) of the file, upright. A decoder may have shrunk a JPEG."""
+    """An image as uint8 (C, H, W), and the `size` (H, W) of its file in upright orientation.
+
+    A decoder may have shrunk a JPEG, so that `size` is larger than the image.
+    """
 
     pixels: Tensor
     size: tuple[int, int]
 
 
 def decode(path: str, channels: int, view: View) -> DecodedImage:
-    """Decode one image file: upright, transparent pixels laid on a background, 16 bits cut to 8.
+    """Decode one image file.
 
-    Raises ImageError, also for an image that would be too large once it is scaled.
+    The EXIF orientation is applied, transparent pixels are composited on a background, and 16-bit
+    values are reduced to 8 bits. Raises ImageError, also for an image that would be too large after
+    scaling.
 
-    A JPEG is shrunk by 2, 4 or 8 as it is decoded, if it stays twice as large as `view` scales it,
-    at least. Plain JPEGs are decoded by libjpeg-turbo itself: the pixels of Pillow, without its
-    copies. Pillow has all other files.
+    A JPEG is shrunk by 2, 4 or 8 while it is decoded, if it stays at least twice as large as `view`
+    scales it. Plain JPEGs are decoded directly by libjpeg-turbo, which gives the pixels of Pillow
+    without its copies. All other files are decoded by Pillow.
     """
     try:
         with open_image(path) as file:
@@ -81,7 +88,7 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
             return DecodedImage(pixels, size)
     except ImageError:
         raise
-    except Exception as error:  # decoders raise any exception
+    except Exception as error:  # Decoders can raise any exception.
         text = " ".join(str(error).split()) or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
         raise ImageError(
@@ -90,7 +97,10 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
 
 
 def open_image(path: str) -> ImageFile:
-    """Open a file of one of `FORMATS`, or HEIC where pi-heif is installed. Raises ImageError, and errors of Pillow."""
+    """Open a file of one of `FORMATS`, or HEIC if pi-heif is installed.
+
+    Raises ImageError, and the errors of Pillow.
+    """
     if path.lower().endswith(UNREAD_SUFFIXES):
         raise ImageError([f"image {path} is of a type that is not read: {CONVERT_HINT}."])
     try:
@@ -109,7 +119,10 @@ def open_image(path: str) -> ImageFile:
 
 
 def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
-    """Have the decoder of a JPEG shrink it, if it is much larger than its view. Returns its size (H, W) then."""
+    """Let the decoder of a JPEG shrink it, if it is much larger than `view` needs.
+
+    Returns the original size (H, W) in this case, and None otherwise.
+    """
     if file.format not in JPEGS or view.size is None:
         return None
     size = upright_size(file)
@@ -123,7 +136,10 @@ def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
 
 
 def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
-    """Decode an opened JPEG of 8-bit grey or RGB, as shrunk; None for another, or with any warning of the decoder."""
+    """Decode an opened JPEG of 8-bit grayscale or RGB, at the size to which it is shrunk.
+
+    Returns None for any other image, and if the decoder warns.
+    """
     colours = PLAIN.get((file.mode, channels))
     if file.format not in JPEGS or colours is None:
         return None
@@ -131,7 +147,7 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     if os.fstat(file.fp.fileno()).st_size > MAX_JPEG_BYTES:
         return None
     height, width = file.height, file.width
-    # refused if the rest of the file says that it is larger
+    # The decoder refuses the image if the rest of the file says that it is larger than this.
     most = np.empty((height, width, channels), np.uint8)
     file.fp.seek(0)
     try:
@@ -143,13 +159,13 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
-    """Return the uint8 pixels (C, H, W) of a Pillow image, as in `decode`.
+    """Return the uint8 pixels (C, H, W) of a Pillow image, with the conversions of `decode`.
 
-    `background` is a colour of PIL.ImageColor. Raises ValueError for 32-bit pixels, and errors of
-    Pillow.
+    `background` is a color of PIL.ImageColor. Raises ValueError for 32-bit pixels, and the errors
+    of Pillow.
     """
-    image.load()  # sets mode and EXIF
-    if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32
+    image.load()  # This sets mode and EXIF.
+    if image.mode == "I" and image.format == "PPM":  # Pillow reads PGM of 9 to 16 bits as 32.
         image = image.convert("I;16")
     turn = _turn(image)
     if image.mode.startswith("I;16"):
@@ -158,7 +174,7 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
         raise ValueError(f"32-bit pixels (mode {image.mode})")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        # of BMPs of 32 bits, whose fourth byte means nothing: viewers show them opaque
+        # BMPs of 32 bits can have a meaningless fourth byte, and viewers show them opaque.
         is_opaque = layer.getchannel("A").getextrema() == (0, 0)
         image = layer.convert("RGB") if is_opaque else Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
@@ -168,23 +184,27 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
 
 
 def _as_tensor(pixels: Array, turn: Turn | None) -> Tensor:
-    """Turn pixels (H, W) or (H, W, C), and return them as (C, H, W)."""
+    """Apply `turn` to pixels (H, W) or (H, W, C), and return them as (C, H, W)."""
     turned = torch.from_numpy(pixels if turn is None else turn(pixels).copy())
     return turned.view(*turned.shape[:2], -1).permute(2, 0, 1)
 
 
 def upright_size(file: ImageFile) -> tuple[int, int]:
-    """(H, W) of an opened file once it is turned upright; Pillow turns TIFF itself."""
+    """Return the size (H, W) of an opened file after its EXIF orientation is applied.
+
+    Pillow applies the orientation of TIFF files itself.
+    """
     is_swapped = file.format != "TIFF" and _turn(file) in SWAPS
     return (file.width, file.height) if is_swapped else (file.height, file.width)
 
 
 def _turn(image: Image.Image) -> Turn | None:
-    """Return the turn that makes a photograph upright; None also if its EXIF cannot be read.
+    """Return the transform that applies the EXIF orientation.
 
-    Not ImageOps.exif_transpose, which writes all tags again and fails for any invalid one.
+    Returns None if no transform is needed or the EXIF data cannot be read. ImageOps.exif_transpose
+    is not used, because it writes all tags again and fails for any invalid one.
     """
     try:
         return TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # the parser raises any exception
+    except Exception:  # The parser can raise any exception.
         return None

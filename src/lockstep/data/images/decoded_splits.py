@@ -1,9 +1,11 @@
-"""Image files as splits of pixels: decoded once into a cache or into memory, or whenever they are read.
+"""Turn image files into splits of pixels.
 
-A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` with `<digest of the
-files>.rows`, the scaled images (ragged_table.py), which every process maps into memory;
-`<digest>.json`, their statistics; and `.lock`, held by the process that decodes. The kernel
-releases the lock when its holder exits.
+Images are decoded once into a cache or into memory, or whenever they are read.
+
+A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` in the cache. It contains
+`<digest of the files>.rows`, the scaled images (ragged_table.py), which every process maps into
+memory. `<digest>.json` has their statistics, and `.lock` is held by the process that decodes. The
+kernel releases the lock when its holder exits.
 """
 
 import contextlib
@@ -38,7 +40,7 @@ from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_le
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.wording import plural, size_text
 
-FORMAT = 5  # increased when the same files give other pixels
+FORMAT = 5  # increased when the same files give different pixels
 HINT = (
     "set data.cache to a folder of your own, or data.cache=null to decode into memory in every run."
 )
@@ -46,7 +48,10 @@ HINT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """The images of `table` as uint8 pixels, with the settings of `image_folder`; kept as large as they are scaled."""
+    """The images of `table` as uint8 pixels, with the settings of `image_folder`.
+
+    They are stored as large as they are scaled, before they are cropped.
+    """
 
     table: ImageTable
     view: View
@@ -63,7 +68,7 @@ class Decoding:
 
     @property
     def place(self) -> Path:
-        """The folder of these images in the cache."""
+        """Return the folder of these images in the cache."""
         assert self.cache is not None
         settings = f"{FORMAT} {self.channels} {self.view} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
@@ -75,12 +80,12 @@ class Decoding:
 
     @property
     def path(self) -> Path:
-        """The file of the pixels in the cache."""
+        """Return the path of the file with the pixels in the cache."""
         return self.place / f"{self.table.digest}.rows"
 
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
-        """Sizes (N, 2) of the scaled images."""
+        """Return the sizes (N, 2) of the scaled images."""
         print(
             f"Reading the sizes of {plural(len(self.files), 'image')} of {self.table.folder.name}",
             flush=True,
@@ -89,7 +94,7 @@ class Decoding:
 
     @cached_property
     def num_bytes(self) -> int:
-        """Bytes of all images as they are kept."""
+        """Return the number of bytes of all images as they are stored."""
         found = self.open_cache() if self.cache is not None else None
         return int(
             found.nbytes
@@ -98,7 +103,10 @@ class Decoding:
         )
 
     def streaming_reason(self, memory: str) -> str:
-        """Return why images are streamed, by `memory` or because they do not fit into memory; empty if they are not."""
+        """Return the reason why images are streamed, or an empty text if they are not.
+
+        The reason is the setting `memory`, or that the images do not fit into memory.
+        """
         if memory != "auto":
             return "data.memory=stream" if memory == "stream" else ""
         needed, available = self.num_bytes, available_bytes()
@@ -141,9 +149,10 @@ class Decoding:
         return Splits(train, val, test, table.class_names, files=table, folder=table.folder)
 
     def load_pixels(self) -> RaggedTable:
-        """Return all images, from the cache if there is one. Decodes them unless another process filled the cache.
+        """Return all images, from the cache if there is one.
 
-        Raises ImageError with every broken image, or ValueError if the cache cannot be written.
+        Decodes them, unless another process has filled the cache. Raises ImageError with every
+        broken image, or ValueError if the cache cannot be written.
         """
         if self.cache is not None:
             found = self.open_cache()
@@ -155,10 +164,10 @@ class Decoding:
             return RaggedTable.open(file, self.channels)
 
     def _statistics(self, pixels: Pixels) -> Statistics:
-        """Measure at most 4,096 of the training images `pixels`, or read the statistics in the cache.
+        """Measure up to 4,096 of the training images `pixels`, or read the statistics in the cache.
 
-        They do not depend on where the pixels are, so that a run can resume on a machine with less
-        memory.
+        The statistics do not depend on where the pixels are stored, so that a run can resume on a
+        machine with less memory.
         """
         sample = sampled_positions(len(pixels))
         rows = self.table.splits["train"][sample.numpy()]
@@ -172,17 +181,16 @@ class Decoding:
             counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
             statistics = channel_statistics(torch.stack(list(counts)).sum(0))
         if path is not None:
-            # a cache that is only readable: measured in every run
+            # If the cache is read-only, every run measures again.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, known | {key: statistics})
         return statistics
 
-    # -- the cache ---------------------------------------------------------------------------------
-
     def open_cache(self) -> RaggedTable | None:
-        """Map the images of the cache, read-only; None if it has no complete file of them."""
-        with self._explain_disk_errors(), contextlib.suppress(ValueError, EOFError):  # incomplete
+        """Map the images of the cache read-only, or return None if it has no complete file."""
+        # ValueError and EOFError mean that the file is incomplete.
+        with self._explain_disk_errors(), contextlib.suppress(ValueError, EOFError):
             return (
                 RaggedTable.open(open(self.path, "rb"), self.channels)
                 if is_trusted(self.path)
@@ -190,7 +198,10 @@ class Decoding:
             )
 
     def _fill_cache(self) -> RaggedTable:
-        """Decode the images into the cache, unless another process does, and remove those of other states of them."""
+        """Decode the images into the cache, unless another process does.
+
+        Removes the images of other states of the same files.
+        """
         what = self.table.folder.name
         with self._explain_disk_errors(), self._lock_cache():
             found = self.open_cache()
@@ -208,16 +219,19 @@ class Decoding:
                 atomic_file(self.path) as file,
                 ragged_table.stores(file, self.files, self.sizes) as store,
             ):
-                # all cores: the other processes of this machine wait
+                # The other processes of this machine wait, so that all cores are free.
                 decode_all(
                     self.files, num_cores(), store, lambda num_done: progress.show(num_done, count)
                 )
             for other in self.place.iterdir():
                 if not other.name.startswith((f"{self.table.digest}.", ".")):
-                    other.unlink(missing_ok=True)  # a process that has it mapped can still read it
+                    other.unlink(
+                        missing_ok=True
+                    )  # Processes that have it mapped can still read it.
             print(
                 f"Decoded {plural(count, 'image')} of {what} in {progress.elapsed_s:.1f} s, "
-                f"{count / progress.elapsed_s:,.0f} images/s, into {self.path} ({size_text(total)})",
+                f"{count / progress.elapsed_s:,.0f} images/s, "
+                f"into {self.path} ({size_text(total)})",
                 flush=True,
             )
             found = self.open_cache()
@@ -260,7 +274,10 @@ def refuse_beyond_memory(setting: str, needed: int) -> None:
 
 
 def is_trusted(path: Path) -> bool:
-    """Return whether a file belongs to this user or to root: other users may change theirs."""
+    """Return whether a file belongs to this user or to root.
+
+    Other users could change a file of theirs.
+    """
     try:
         return path.lstat().st_uid in (os.geteuid(), 0)
     except (FileNotFoundError, NotADirectoryError):

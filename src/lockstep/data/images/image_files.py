@@ -1,4 +1,4 @@
-"""Image files as pixels: all at once by threads, or some by worker processes when they are needed."""
+"""Read image files as pixels, all at once in threads, or on demand in worker processes."""
 
 import contextlib
 import os
@@ -19,17 +19,17 @@ from lockstep.system.hardware import num_cores
 
 NUM_SAMPLED = 4096
 NUM_PER_RUN = 32  # images a thread decodes in one task
-# of the position of an image, and its scaled pixels (C, h, w)
+# A store is called with the position of an image and its scaled pixels (C, h, w).
 Store = Callable[[int, Tensor], object]
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """N image files as uint8 (C, H, W), as the network views them; without a size all must have that of `first`.
+    """N image files as uint8 pixels (C, H, W), after the preprocessing `view`.
 
-    `files` are encoded paths: an array of bytes is sent to worker processes ten times as fast as a
-    list. `mean_bytes` is the average size of a file. `reason` is why the images are not decoded in
-    advance, for people.
+    If `view` has no size, all images must have the size of `first`. `files` are encoded paths,
+    because an array of bytes is sent to worker processes ten times as fast as a list. `mean_bytes`
+    is the average size of a file. `reason` tells users why the images are not decoded in advance.
     """
 
     files: NDArray[np.bytes_]
@@ -58,7 +58,10 @@ class ImageFiles:
         image = decode(path, self.channels, self.view)
         height, width = image.size
         if self.view.size is None and (height, width) != self.shape[2:]:
-            sizes = f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) and {path} {height}x{width}"
+            sizes = (
+                f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) "
+                f"and {path} {height}x{width}"
+            )
             hint = f"set data.image_size, e.g. {min(self.shape[2:])}"
             raise ImageError(
                 [f"data.image_size=null needs images of one size, but {sizes}: {hint}."]
@@ -71,9 +74,10 @@ class ImageFiles:
         return self.view.scale(image.pixels, image.size)
 
     def scaled_sizes(self) -> NDArray[np.int32]:
-        """Read the headers. Returns the sizes (N, 2) of the scaled images, 0 for a file that is not an image.
+        """Read the headers, and return the sizes (N, 2) of the scaled images.
 
-        Those of a square view, which need the same bytes, may not be turned upright.
+        The size is 0 for a file that is not an image. For a square view, the EXIF orientation is
+        not read, because the number of bytes is the same either way.
         """
         is_square = self.view.size is not None and self.view.size[0] == self.view.size[1]
 
@@ -90,7 +94,10 @@ class ImageFiles:
             return np.concatenate([*sizes]).astype(np.int32)
 
     def read(self, positions: Tensor) -> tuple[Tensor, dict[int, str]]:
-        """Return the pixels (n, C, H, W) at `positions` (n,), and an error for each image that cannot be used."""
+        """Return the pixels (n, C, H, W) at `positions` (n,), and the errors by position.
+
+        There is an error for each image that cannot be used.
+        """
         pixels, errors = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8), {}
         for row, position in zip(pixels, positions.tolist(), strict=True):
             try:
@@ -110,10 +117,11 @@ class ImageFiles:
         return replace(self, files=self.files[:count])
 
     def num_threads(self, most: int) -> int:
-        """Return how many threads decode: one for small files, which would wait for the interpreter, else `most`.
+        """Return the number of decoding threads, which is one for small files and `most` otherwise.
 
-        Two CPU cores, 2026-11-21: 32x32 at 9,000 images/s by one thread, 5,000 by two; 500x500 at
-        550 and 850.
+        Several threads would wait for the interpreter if files are small. On two CPU cores, one
+        thread decodes 9,000 images/s at 32x32 and two decode 5,000. At 500x500 they decode 550 and
+        850 (2026-11-21).
         """
         return most if self.mean_bytes > 16 * 1024 else 1
 
@@ -126,10 +134,10 @@ class ImageFiles:
 def decode_all(
     images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None
 ) -> None:
-    """Call `store` with the position and the scaled pixels (C, h, w) of each image, in any of the threads.
+    """Call `store` with the position and the scaled pixels (C, h, w) of each image.
 
-    `show` gets the number of images done. Raises ImageError with every image that cannot be used,
-    after the others are stored.
+    Any of the threads calls it. `show` gets the number of images done. Raises ImageError with every
+    image that cannot be used, after the other images are stored.
     """
     errors: dict[int, str] = {}
 

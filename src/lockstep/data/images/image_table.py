@@ -1,4 +1,4 @@
-"""The image files of a folder, with their classes and states. No torch."""
+"""List the image files of a folder, with their classes and states, without importing torch."""
 
 import functools
 import hashlib
@@ -25,10 +25,10 @@ IMAGE_SUFFIXES = (
     *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
 )
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
-NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks
-HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # read where pi-heif is installed
-# images that are never read, most of them raw files of cameras, whose previews Pillow would take
-# for the image
+NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks of zero width
+HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # These are read if pi-heif is installed.
+# Images of these types are never read. Most are raw files of cameras, and Pillow would decode the
+# preview in them.
 UNREAD_SUFFIXES = (
     *(
         ".3fr",
@@ -48,9 +48,10 @@ UNREAD_SUFFIXES = (
     ),
     *(".pef", ".psd", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".svg", ".tga", ".x3f"),
 )
-# thumbnails, archive metadata and trash
+# These folders contain thumbnails, metadata of archives, and deleted files.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
-# next to the folder of a copy: its origin, the digest there, and that of the copied files
+# The record of a copied folder is next to it. It has the source, its digest, and a digest of the
+# copied files.
 COPY_RECORD = ".copied"
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
@@ -63,13 +64,14 @@ SPLIT_NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class ImageTable:
-    """Image files in a fixed order, with their targets and states. `setting` identifies them in messages.
+    """Image files in a fixed order, with their targets and states.
 
-    `names` (N) are paths below `folder`, `targets` (N, ...) those of the task, `splits` positions
-    int64 by split, `states` (N, 3) bytes, mtime_ns and ctime_ns of each file, `groups` (N) as those
-    of `Images`, and `dates` (N), None for those in EXIF data. `digest` changes with every file that
-    is added, removed, renamed or written to. `origin` is the path of the folder or list. A copy has
-    digest and origin of its source, so that both use one cache.
+    `setting` identifies the files in messages. `names` (N) are paths below `folder`. `targets`
+    (N, ...) are those of the task. `splits` has the int64 positions of each split. `states` (N, 3)
+    has size in bytes, mtime_ns and ctime_ns of each file. `groups` (N) are as in `Images`. `dates`
+    (N) is None if the dates are in EXIF data. `digest` changes whenever a file is added, removed,
+    renamed or written. `origin` is the path of the folder or list. A copy has the digest and origin
+    of its source, so that both use the same cache.
     """
 
     setting: str
@@ -88,19 +90,21 @@ class ImageTable:
 def list_classes(
     root: str, group: str | int | None = None, *, is_other: bool = False
 ) -> ImageTable:
-    """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`, which are all "train" then.
+    """List the images of `root/{train,val,test}/<class>/`, or of `root/<class>/`.
 
-    Split folders may have any of `SPLIT_NAMES`, in upper or lower case. val and test may lack
-    classes. Hidden and system folders are skipped. `group` is that of `group_names`, of paths from
-    the class on. Raises FileNotFoundError or ValueError. Data `is_other` than those of a training:
-    one class is enough, and images without a group are groups of their own.
+    Without split folders, all images are "train". Split folders can have any of the names in
+    `SPLIT_NAMES`, in upper or lower case. val and test may lack classes. Hidden and system folders
+    are skipped. `group` is that of `group_names`, and is matched with paths that start at the
+    class. `is_other` marks data that is not the data of the training. Such data may have only one
+    class, and images without a group are groups of their own. Raises FileNotFoundError or
+    ValueError.
     """
     folder, split_folders = class_folders(root, least=1 if is_other else 2)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
     empty: list[str] = []
-    paths: list[str] = []  # from the class on
+    paths: list[str] = []  # relative to the parent of the class folder
     unread: list[str] = []
     class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
@@ -129,7 +133,7 @@ def list_classes(
         copied.get("digest", digest_of(names, states)),
         copied.get("origin", str(folder.resolve())),
     )
-    # a name that is no UTF-8 becomes text that fonts, JSON and ONNX take: caf\xe9
+    # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     place = f"data.root={root}", folder, names, states, digest, origin
     groups = group_names(place[0], group, paths, names if is_other else None)
@@ -142,11 +146,12 @@ def group_names(
     paths: Sequence[str],
     singles: Sequence[str] | None = None,
 ) -> list[str] | None:
-    r"""Return what the first bracket of the regular expression `group` finds in each path; None without `group`.
+    r"""Return what the first bracket of the regular expression `group` finds in each path.
 
-    A number is short for so many folders below the first, the class. Where it finds nothing, the
-    group is the text of the image in `singles`. Raises ValueError if it cannot be used, or finds
-    nothing and there are no `singles`.
+    An integer `group` stands for the folders of so many levels below the first folder, the class.
+    Returns None if `group` is None. If the expression finds nothing, the group is the name of the
+    image in `singles`. Raises ValueError if `group` cannot be used, or if it finds nothing and
+    `singles` is None.
     """
     if group is None:
         return None
@@ -161,7 +166,10 @@ def group_names(
             rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'."
         ) from error
     if "" in found:
-        count = f"{found.count(''):,} of {len(paths):,} images of {setting}, such as {paths[found.index('')]}"
+        count = (
+            f"{found.count(''):,} of {len(paths):,} images of {setting}, "
+            f"such as {paths[found.index('')]}"
+        )
         hint = "correct it, rename the files, or set it to null"
         if singles is None:
             raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
@@ -171,13 +179,13 @@ def group_names(
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
-    """Return the states (N, 3) of the files `names` below `folder`, and the positions of missing ones."""
+    """Return the states (N, 3) of the files `names` below `folder`, and missing positions."""
     states = np.zeros((len(names), 3), np.int64)
     missing = []
     for position, name in enumerate(names):
         try:
             state = os.stat(folder / name)
-        except (OSError, ValueError):  # ValueError: of a NUL in a path
+        except (OSError, ValueError):  # A NUL in a path raises ValueError.
             missing.append(position)
             continue
         states[position] = _state(state)
@@ -187,9 +195,9 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
 
 
 def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> list[str]:
-    """Return one name for each file: the least of its names, if paths or links name it more than once."""
+    """Return one name for each file, the smallest if several paths or links lead to it."""
     _, numbers, counts = np.unique(states[:, 2], return_inverse=True, return_counts=True)
-    rows = np.flatnonzero(counts[numbers] > 1).tolist()  # those of one file have one ctime_ns
+    rows = np.flatnonzero(counts[numbers] > 1).tolist()  # The names of a file share its ctime_ns.
     rows.sort(key=lambda row: names[row], reverse=True)
     paths = {row: os.path.realpath(folder / names[row]) for row in rows}
     least = {path: names[row] for row, path in paths.items()}
@@ -197,13 +205,13 @@ def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) ->
 
 
 def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
-    """Digest of names, states or targets, and their order."""
+    """Return a digest of the names, of the states or targets, and of their order."""
     text = os.fsencode("".join([f"{name}\0" for name in names]))
     return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
 
 
 def list_images(folder: Path) -> list[str]:
-    """List the images below a folder, and print how many others are not read."""
+    """List the images below a folder, and print how many other files are not read."""
     unread: list[str] = []
     names = list(_images_below(folder, folder, unread))
     print_unread(str(folder), unread)
@@ -211,7 +219,10 @@ def list_images(folder: Path) -> list[str]:
 
 
 def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> dict[str, str]:
-    """Return `origin` and `digest` of the source of a copy; empty for another or a changed folder."""
+    """Return `origin` and `digest` of the source of a copy.
+
+    The result is empty if the folder is not a copy, or if it has changed.
+    """
     record = read_json(folder.absolute().parent / COPY_RECORD)
     return (
         record if record and record["files"] == copied_digest(names, states[:, :2].tolist()) else {}
@@ -219,18 +230,18 @@ def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -
 
 
 def copied_digest(names: Sequence[str], states: Sequence[Sequence[object]]) -> str:
-    """Digest of names and states, in any order."""
+    """Return a digest of names and states that does not depend on their order."""
     files = dict(zip(map(os.path.normpath, names), states, strict=True))
     return hashlib.blake2b(repr(sorted(files.items())).encode(), digest_size=16).hexdigest()
 
 
 def is_image(path: str) -> bool:
-    """Return whether a name or relative path is that of an image that is read."""
+    """Return whether a name or relative path belongs to an image that is read."""
     return path.lower().endswith(image_suffixes()) and not any(map(is_skipped, path.split("/")))
 
 
 def is_skipped(name: str) -> bool:
-    """Return whether a file or folder is hidden, or one of a system and not of the user."""
+    """Return whether a file or folder is hidden, or belongs to the system and not to the user."""
     return name.startswith(".") or name in SYSTEM_FOLDERS
 
 
@@ -244,7 +255,7 @@ def image_suffixes() -> tuple[str, ...]:
 
 
 def print_unread(setting: str, names: Sequence[str]) -> None:
-    """Print how many of these files look like images that are not read, by type, and what to do."""
+    """Print how many files look like images but are not read, by type, and how to fix it."""
     suffixes = [os.path.splitext(name)[1].lower() for name in names if not is_skipped(name)]
     counts = Counter(suffix for suffix in suffixes if suffix in HEIF_SUFFIXES + UNREAD_SUFFIXES)
     if counts:
@@ -256,32 +267,36 @@ def print_unread(setting: str, names: Sequence[str]) -> None:
 
 
 def class_order(name: str) -> tuple[float, str]:
-    """Sort key of class names: whole numbers by value, then texts."""
+    """Return the sort key of a class name, which sorts integers by value, then other names."""
     return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
 
 
 def strip_blanks(name: str) -> str:
-    """Strip blanks at the ends, and those of no width anywhere, unless there is nothing else."""
+    """Strip blanks at both ends, and blanks of zero width anywhere, unless nothing would remain."""
     return re.sub(NO_WIDTH, "", name).strip() or name
 
 
 def strip_names(setting: str, names: Sequence[str], what: str = "class names") -> list[str]:
-    """Strip the ends of names, and print which had blanks."""
+    """Strip blanks from names with `strip_blanks`, and print which names had them."""
     changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
     if changed:
         _print_once(
-            f"{setting}: blanks at the ends of {what}, and those of no width, are ignored: {join_names(changed)}"
+            f"{setting}: blanks at the ends of {what}, and those of no width, "
+            f"are ignored: {join_names(changed)}"
         )
     return list(map(strip_blanks, names))
 
 
 @functools.cache
 def _print_once(line: str) -> None:
-    print(line, flush=True)  # a source is listed again for a copy, and for each fold of a check
+    print(line, flush=True)  # A source is listed again for a copy, and for each fold of a check.
 
 
 def require_path(root: str, setting: str) -> Path:
-    """Return the path. Raises FileNotFoundError with `setting`, such as data.root=images, if it does not exist."""
+    """Return the path of `root`.
+
+    Raises FileNotFoundError with `setting`, such as data.root=images, if it does not exist.
+    """
     path = Path(root).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{setting} does not exist (from {Path.cwd()}): correct the path.")
@@ -289,7 +304,10 @@ def require_path(root: str, setting: str) -> Path:
 
 
 def require_folder(root: str) -> Path:
-    """Return the path of data.root. Raises FileNotFoundError if it does not exist, ValueError if it is a file."""
+    """Return the path of data.root.
+
+    Raises FileNotFoundError if it does not exist, and ValueError if it is a file.
+    """
     folder = require_path(root, f"data.root={root}")
     if folder.is_file():
         raise ValueError(
@@ -299,12 +317,13 @@ def require_folder(root: str) -> Path:
 
 
 def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, State]:
-    """States of the images below `folder` by their paths below `root`, sorted by the parts of these paths.
+    """Return the states of the images below `folder`, by their paths below `root`.
 
-    Names of other files are added to `unread`.
+    They are sorted by the components of these paths. The names of other files are added to
+    `unread`.
     """
-    # links to folders are followed: one could lead in a circle, or to images that are already
-    # listed
+    # Links to folders are followed, and could lead in a circle or to images that are already
+    # listed.
     above = {folder, *folder.absolute().parents, *folder.resolve().parents}
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
     seen = {(state.st_dev, state.st_ino) for state in map(os.stat, above)}
@@ -327,7 +346,7 @@ def _walk(
         inode = (state.st_dev, state.st_ino)
         if is_read and stat.S_ISREG(state.st_mode):
             yield prefix + name, _state(state)
-        # a folder may be called x.jpg
+        # A folder can have a name such as x.jpg.
         elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
             seen.add(inode)
             yield from _walk(path, f"{prefix}{name}/", seen, unread)
@@ -345,14 +364,14 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _split_folders(root: str, folder: Path) -> dict[str, Path]:
-    """Find the folders of splits: train, val and test if they exist, else the root itself as "train"."""
+    """Find the folders of the splits, or return the root as "train" if it has none."""
     parts: dict[str, list[Path]] = {name: [] for name in SPLIT_FOLDERS}
     others: list[Path] = []
     for path in _subfolders(folder):
         parts.get(SPLIT_NAMES.get(path.name.lower(), ""), others).append(path)
     found = list(itertools.chain(*parts.values()))
-    # a folder "train" without folders in it is a class of trains, and "valid" next to "invalid" is
-    # a class
+    # A folder "train" without subfolders is a class of trains, and "valid" next to "invalid" is a
+    # class, too.
     has_splits = (
         parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
     )
@@ -375,7 +394,8 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
     for name, paths in parts.items():
         if len(paths) > 1:
             raise ValueError(
-                f"data.root={root} has {len(paths)} folders for {name}: {_join_paths(paths)}. Keep one."
+                f"data.root={root} has {len(paths)} folders for {name}: "
+                f"{_join_paths(paths)}. Keep one."
             )
     return {name: paths[0] for name, paths in parts.items() if paths}
 
@@ -385,7 +405,10 @@ def _join_paths(paths: Sequence[Path]) -> str:
 
 
 def _refuse_splits(root: str, folder: Path) -> None:
-    """Raise ValueError if class folders look like splits: no images directly in them, and the same folders in each."""
+    """Raise ValueError if class folders look like splits.
+
+    They do if no images are directly in them, and all of them have the same subfolders.
+    """
     classes = _subfolders(folder)
     inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
     if len(inner) > 1 and all(
@@ -399,7 +422,10 @@ def _refuse_splits(root: str, folder: Path) -> None:
 
 
 def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
-    """Return the folder, and the class folders of each split in order. Raises FileNotFoundError or ValueError."""
+    """Return the folder, and the class folders of each split in order.
+
+    Raises FileNotFoundError or ValueError.
+    """
     folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}

@@ -1,4 +1,4 @@
-"""The view of an image that a network gets: scaled, then cropped or padded; the same in training and prediction."""
+"""Scale images, then crop or pad them, in the same way for training and prediction."""
 
 import math
 from collections.abc import Sequence
@@ -10,22 +10,24 @@ from PIL import Image, ImageColor
 from torch import Tensor
 from torch.nn import functional as F
 
-VIEW_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")  # of a data source
+# These are the settings of a data source that describe its preprocessing.
+VIEW_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")
 
 
 def size_of(image: Tensor) -> tuple[int, int]:
-    """(H, W) of an image (C, H, W)."""
+    """Return the size (H, W) of an image (C, H, W)."""
     return image.shape[-2], image.shape[-1]
 
 
 @dataclass(frozen=True)
 class View:
-    """How images of any size become images of `size` (H, W); None: they keep the one that all have.
+    """The preprocessing that turns images of any size into images of `size` (H, W).
 
-    With `fit` "crop" an image is scaled until it just covers `size` / `crop_percent`, and the
-    centre is cropped. With "letterbox" it is scaled until it fits inside `size`, and padded with
-    `background`, a grey of PIL.ImageColor, on which transparent pixels are laid, too. Equal to
-    torchvision's v2 Resize (with antialias), CenterCrop and Pad.
+    If `size` is None, all images have one size and keep it. With `fit` "crop", an image is scaled
+    until it just covers `size` / `crop_percent`, and the center is cropped. With "letterbox", it is
+    scaled until it fits inside `size`, and is padded with `background`, a gray of PIL.ImageColor.
+    Transparent pixels are composited on `background`, too. The results equal those of Resize (with
+    antialias), CenterCrop and Pad of torchvision's v2 transforms.
     """
 
     size: tuple[int, int] | None
@@ -43,7 +45,7 @@ class View:
         interpolation: Literal["auto", "bilinear", "bicubic"],
         background: str,
     ) -> "View":
-        """Return the view that `VIEW_KEYS` of a data source describe."""
+        """Return the preprocessing that the `VIEW_KEYS` of a data source describe."""
         height, width = (
             (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
         )
@@ -59,7 +61,7 @@ class View:
 
     @property
     def text(self) -> str:
-        """The view in plain words, after "photographs"."""
+        """Return a description of the preprocessing, as it follows "photographs" in a sentence."""
         if self.size is None:
             return "in their own size"
         (height, width), size = self.bounds, "x".join(map(str, self.size))
@@ -74,18 +76,20 @@ class View:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The size (H, W) that scaled images just cover, or fit inside."""
+        """Return the size (H, W) that scaled images just cover, or fit inside."""
         assert self.size is not None
         if self.fit == "letterbox":
             return self.size
-        # timm's rule; the small number, because 224 / (224 / 232) may be a bit below 232
+        # This is timm's rule. The small number is added because 224 / (224 / 232) may be just
+        # below 232.
         height, width = (math.floor(side / self.crop_percent + 1e-9) for side in self.size)
         return height, width
 
     def scaled_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size (H, W) to which an image is scaled. Raises ValueError for one of too many pixels.
+        """Return the size (H, W) to which an image is scaled.
 
-        Those of 1x40,000, scaled to 224 x 8,960,000 before the centre is cropped, need gigabytes.
+        Raises ValueError if the scaled image has too many pixels. An image of 1x40,000 would be
+        scaled to 224 x 8,960,000 before its center is cropped, and need gigabytes.
         """
         if self.size is None:
             return height, width
@@ -104,11 +108,14 @@ class View:
         return size
 
     def scale(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-        """Scale images (..., C, H, W), which have been shrunk from `size`, before they are cropped or padded."""
+        """Scale images (..., C, H, W) before they are cropped or padded.
+
+        `size` (H, W) is their original size, if a decoder has shrunk them.
+        """
         return resize(images, self.scaled_size(*(size or size_of(images))), self.interpolation)
 
     def crop(self, scaled: Tensor) -> Tensor:
-        """Crop the centre of scaled images (..., C, H, W), or pad them."""
+        """Crop the center of scaled images (..., C, H, W), or pad them."""
         if self.size is None:
             return scaled
         if self.fit == "letterbox":
@@ -126,14 +133,14 @@ class View:
 
 
 def resize(images: Tensor, size: Sequence[int], interpolation: str = "bilinear") -> Tensor:
-    """Scale images (..., C, H, W) to `size` (H, W), with antialias: the same bits as torchvision's.
+    """Scale images (..., C, H, W) to `size` (H, W) with antialias, bit for bit as torchvision does.
 
-    Not by torchvision, whose import takes as long as that of torch.
+    torchvision is not used, because its import takes as long as that of torch.
     """
     if size_of(images) == tuple(size):
         return images
-    # without AVX torch interpolates bytes bilinearly in another way: then in float32, rounded, as
-    # torchvision does
+    # Without AVX, torch interpolates bytes differently in bilinear mode. Bytes are then converted
+    # to float32 and rounded, as in torchvision.
     has_avx = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     is_direct = images.is_floating_point() or has_avx or interpolation == "bicubic"
     batch = images.reshape(-1, *images.shape[-3:])

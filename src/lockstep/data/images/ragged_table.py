@@ -1,6 +1,7 @@
-"""Scaled images of any sizes, one after the other in a file that all processes map, or in memory without a name.
+"""Store scaled images of any sizes in one file that all processes map.
 
-A file has the sizes, int32 (N, 2) in NumPy's format, and the bytes of every image, (h, w, C).
+The file can be an unnamed file in memory. It has the sizes, int32 (N, 2) in NumPy's format, and
+then the bytes of every image, (h, w, C).
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from lockstep.data.splits import ImageError
 
 
 class RaggedTable:
-    """N images of `sizes` (N, 2) in the bytes of an open file, from `start` on, mapped read-only.
+    """N images of `sizes` (N, 2), mapped read-only from the bytes of an open file after `start`.
 
-    A process to which it is sent maps the same file, even if that has been deleted since: nothing
-    is copied.
+    A process that receives the table maps the same file, even if it has been deleted since, so that
+    nothing is copied.
     """
 
     def __init__(
         self, descriptor: int, start: int, sizes: NDArray[np.int32], channels: int
     ) -> None:
-        """Raise ValueError if the file is shorter."""
+        """Raise ValueError if the file is shorter than its images."""
         self._descriptor = descriptor
         self._start = start
         self.sizes = sizes
@@ -41,12 +42,15 @@ class RaggedTable:
         self._starts = starts_of(sizes, channels)
         mapped = mmap.mmap(descriptor, start + self.nbytes, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of a tensor that cannot be written to
+            warnings.simplefilter("ignore")  # torch warns about tensors that are not writable.
             self._bytes = torch.from_numpy(np.frombuffer(mapped, np.uint8, offset=start))
 
     @classmethod
     def open(cls, file: BinaryIO, channels: int) -> "RaggedTable":
-        """Map a file from its beginning, and close it. Raises ValueError if it is incomplete."""
+        """Map a file from its beginning, and close it.
+
+        Raises ValueError if the file is incomplete.
+        """
         with file:
             file.seek(0)
             sizes = np.lib.format.read_array(file)
@@ -76,12 +80,12 @@ def _receive_table(descriptor: Any, *others: Any) -> RaggedTable:
 
 
 def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
-    """Return where each image starts, and where the last one ends: (N + 1,)."""
+    """Return the offset of each image, and the end of the last one, as (N + 1,)."""
     return np.concatenate([[0], np.cumsum(sizes.prod(1, dtype=np.int64) * channels)])
 
 
 def memory_file() -> BinaryIO:
-    """Open a file without a name in memory; on disk where the system has none."""
+    """Open an unnamed file in memory, or on disk if the system does not support that."""
     return (
         os.fdopen(os.memfd_create("images"), "w+b")
         if hasattr(os, "memfd_create")
@@ -93,8 +97,8 @@ def memory_file() -> BinaryIO:
 def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Iterator[Store]:
     """Yield the function that stores scaled `files` in `file`.
 
-    `sizes` (N, 2) are those of their headers, perhaps not turned upright. The file is whole when
-    the block ends.
+    `sizes` (N, 2) are those in the headers, perhaps before the EXIF orientation is applied. The
+    file is complete when the block ends.
     """
     np.save(file, sizes)
     file.flush()
@@ -123,7 +127,7 @@ def write_at(descriptor: int, block: Tensor, offset: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Images of a table in the order of `rows`, cropped or padded by `view` when they are read."""
+    """Images of a table in the order of `rows`, which `view` crops or pads when they are read."""
 
     table: RaggedTable
     rows: Tensor

@@ -1,4 +1,4 @@
-"""Random resized crops, made of one image at a time where images are read, by draws of (seed, epoch, index)."""
+"""Crop images at random while they are read, with draws that depend on (seed, epoch, index)."""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +18,12 @@ NUM_TRIES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCrop:
-    """Crop a part of a random area and shape, and resize it to the size of the input (Szegedy et al. 2015).
+    """Crop a random area of random aspect ratio, and resize it to the input size.
 
-    The area is uniform in `scale`, as a fraction of the image, width to height log-uniform in
-    `ratio`. The first of ten draws that fits is used; if none does, the largest central part whose
-    shape is in `ratio`, as in torchvision.
+    The method is that of Szegedy et al. (2015). The area is uniform in `scale`, as a fraction of
+    the image, and the ratio of width to height is log-uniform in `ratio`. The first of ten draws
+    that fits is used. If none fits, the crop is the largest central one whose aspect ratio is in
+    `ratio`, as in torchvision.
     """
 
     scale: Sequence[float]
@@ -32,7 +33,10 @@ class RandomCrop:
     def __call__(
         self, pixels: Pixels, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
     ) -> Tensor:
-        """Crop the scaled images at `positions`, uint8 (n, C, H, W), by draws that depend on these or on `drawn_by`."""
+        """Crop the scaled images at `positions`, and return uint8 pixels (n, C, H, W).
+
+        The random draws depend on `drawn_by`, or on `positions` if it is None.
+        """
         assert isinstance(pixels, Tensor | Rows | ImageFiles), (
             "a Dataset crops in its own transforms"
         )

@@ -1,6 +1,6 @@
-"""Sources of images: downloaded or embedded data sets, and custom folders, lists and Datasets."""
+"""Provide images from built-in or downloaded data sets, and from custom folders and Datasets."""
 
-# below data.root, of sources that download their files
+# These are the folders below data.root of the sources that download their files.
 FOLDERS = {
     "lockstep.data.fashion_mnist": "FashionMNIST/raw",
     "lockstep.data.cifar10": "cifar-10-batches-py",

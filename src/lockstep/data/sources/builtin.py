@@ -1,4 +1,4 @@
-"""Data sets that need no files: handwritten digits and random images."""
+"""Provide data sets that need no files, namely handwritten digits and random images."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,21 +24,22 @@ def digits(
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
-    """1,797 handwritten digits of 10 classes, (1, 8, 8), which are part of scikit-learn: no download.
+    """Load 1,797 handwritten digits of 10 classes, (1, 8, 8), from scikit-learn without a download.
 
-    `split_seed` selects round(1797 * fraction) images for val and test; the rest is for training. A
-    `fold` of all images takes the place of the test. Raises ValueError if a split is empty.
+    `split_seed` selects round(1797 * fraction) images for val and test, and the rest is for
+    training. A `fold` of all images takes the place of the test. Raises ValueError if a split is
+    empty.
     """
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
-    # read as a file: importing sklearn.datasets takes 0.6 s
+    # The file is read directly, because importing sklearn.datasets takes 0.6 s.
     rows = np.loadtxt(
         Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz",
         np.uint8,
         delimiter=",",
     )
-    # values 0..16 are scaled to 0..255
+    # Values of 0 to 16 are scaled to 0 to 255.
     pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(
         -1, 1, 8, 8
     )
@@ -61,11 +62,11 @@ def synthetic(
     test_size: Annotated[Positive, Doc("number of test images")],
     seed: Annotated[Seed, Doc("seed of the patterns")],
 ) -> Splits:
-    """Learnable random images, for tests and for measuring speed.
+    """Make random images that a network can learn, for tests and for measuring speed.
 
-    An image (channels, image_size, image_size) is the smooth pattern of its class, with values
-    0..159, plus uniform noise 0..95, which differs between splits. Image i of a split has the label
-    i modulo `num_classes`.
+    An image (channels, image_size, image_size) is the smooth pattern of its class, with values of 0
+    to 159, plus uniform noise of 0 to 95. The noise differs between splits. Image i of a split has
+    the label i modulo `num_classes`.
     """
     from lockstep.data.images.preprocessing import resize
 
@@ -94,9 +95,10 @@ def take_images(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) 
 def cut_splits(
     classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None
 ) -> dict[str, Tensor]:
-    """Cut positions at random into round(n * fraction) for each of `fractions`, and the rest, "train"; each sorted.
+    """Split positions at random into round(n * fraction) for each of `fractions`, and the rest.
 
-    A `fold` is "test", and the others are cut. Raises ValueError if a split is empty.
+    The rest is "train", and each split is sorted. A `fold` is "test", and the other positions are
+    split. Raises ValueError if a split is empty.
     """
     parts, rest = dict[str, Tensor](), torch.arange(len(classes))
     if fold is not None:

@@ -1,4 +1,4 @@
-"""Custom torch Datasets, with any transforms."""
+"""Provide custom torch Datasets with any transforms."""
 
 import contextlib
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ def dataset(
     mean: Annotated[
         Sequence[float] | None,
         Doc(
-            "mean of each channel of uint8 inputs, in [0, 1]; null = measured on up to 4,096 training samples"
+            "mean of each channel of uint8 inputs, in [0, 1]; "
+            "null = measured on up to 4,096 training samples"
         ),
     ],
     std: Annotated[
@@ -65,16 +66,18 @@ def dataset(
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
-    """Map-style torch Datasets, whose samples are pairs of an input and a target.
+    """Provide map-style torch Datasets, whose samples are pairs of an input and a target.
 
-    Inputs are images (C, H, W) of one shape, uint8 of 0 to 255, or floats, which the network gets
-    unchanged. Targets are numbers or tensors of one shape. Both are batched as by torch's
-    default_collate. Worker processes make the samples. Random transforms draw from the global
-    random states of torch, NumPy and Python, which are set for each sample, so that it is the same
-    for any number of workers. A `fold` of train, which must list its class numbers as `targets`,
-    takes the place of the test. Samples with one value in `groups` of a Dataset stay in one split,
-    and those whose name is in `kept` in that split of an earlier cut. Raises ValueError for
-    Datasets and ImageError for samples that cannot be used.
+    Inputs are images (C, H, W) of one shape. They are uint8 of 0 to 255, or floats, which the
+    network gets unchanged. Targets are numbers or tensors of one shape. Both are batched as by
+    torch's default_collate. Worker processes make the samples. Random transforms draw from the
+    global random states of torch, NumPy and Python. These states are set for each sample, so that
+    it is the same for any number of workers.
+
+    A `fold` of train takes the place of the test. For this, train must list its class numbers as
+    `targets`. Samples with the same value in `groups` of a Dataset stay in one split. `kept` maps
+    names of samples to their earlier splits, in which they stay. Raises ValueError for Datasets and
+    ImageError for samples that cannot be used.
     """
     parts = {"train": train, "val": val, "test": None if fold else test}
     given = {name: part for name, part in parts.items() if part is not None}
@@ -88,7 +91,10 @@ def dataset(
         {name: _groups(part, f"data.{name}") for name, part in given.items()},
     )
     if fold is not None and labels is None:
-        problem = f"needs the class of each sample, which data.train ({type(train).__name__}) does not list"
+        problem = (
+            "needs the class of each sample, "
+            f"which data.train ({type(train).__name__}) does not list"
+        )
         raise ValueError(
             f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform."
         )
@@ -126,10 +132,10 @@ def dataset(
 
 
 def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
-    """Return an empty input (0, C, H, W) and target (0, ...) with shape and dtype of the first sample.
+    """Return an empty input (0, C, H, W) and target (0, ...) like those of the first sample.
 
-    Raises ValueError for a Dataset that is not map-style, is empty, or cannot be sent to worker
-    processes.
+    They have its shape and dtype. Raises ValueError for a Dataset that is not map-style, is empty,
+    or cannot be sent to worker processes.
     """
     name = type(part).__name__
     if isinstance(part, IterableDataset) or not (
@@ -142,7 +148,7 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
         raise ValueError(f"{setting} ({name}) has no samples: correct its paths or its selection.")
     try:
         ForkingPickler.dumps(part)
-    except Exception as error:  # custom classes raise any exception
+    except Exception as error:  # Custom classes can raise any exception.
         hint = "replace lambdas by functions of a module, and open files in __getitem__"
         raise ValueError(
             f"{setting} ({name}) cannot be pickled ({' '.join(str(error).split())}): {hint}."
@@ -152,9 +158,12 @@ def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
 
 
 def _labels(part: Any) -> Tensor | None:
-    """Return the class numbers int64 (N,) that a Dataset lists as `targets`, as torchvision's do; None if unknown."""
+    """Return the class numbers int64 (N,) that a Dataset lists as `targets`, or None if unknown.
+
+    The Datasets of torchvision list them in this way.
+    """
     listed = None if getattr(part, "target_transform", None) else getattr(part, "targets", None)
-    # none, texts, or lists of several lengths
+    # There may be no targets, texts, or lists of different lengths.
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         labels = torch.as_tensor(listed)
         return labels if labels.shape == (len(part),) and labels.dtype == torch.int64 else None
@@ -162,7 +171,7 @@ def _labels(part: Any) -> Tensor | None:
 
 
 def _groups(part: Any, setting: str) -> list[str] | None:
-    """Return the groups (N,) that a Dataset lists as `groups`; None if it has none."""
+    """Return the groups (N,) that a Dataset lists as `groups`, or None if it has none."""
     listed = getattr(part, "groups", None)
     if listed is None:
         return None
@@ -177,7 +186,10 @@ def _groups(part: Any, setting: str) -> list[str] | None:
 def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:
     for what, value, other in zip(("inputs", "targets"), first, train, strict=True):
         if (value.shape, value.dtype) != (other.shape, other.dtype):
-            texts = f"data.{name} has {what} of {shape_text(value, 1)}, data.train of {shape_text(other, 1)}"
+            texts = (
+                f"data.{name} has {what} of {shape_text(value, 1)}, "
+                f"data.train of {shape_text(other, 1)}"
+            )
             raise ValueError(f"{texts}: give both the same.")
 
 
@@ -201,7 +213,8 @@ def _statistics(
                 f"normalizes uint8 images, and data.train has {shape_text(samples.no_inputs, 1)}"
             )
             raise ValueError(
-                f"data.mean={list(mean)} {problem}: remove it and data.std, normalize in the Dataset."
+                f"data.mean={list(mean)} {problem}: "
+                "remove it and data.std, normalize in the Dataset."
             )
         if len(mean) != num_channels or len(std) != num_channels:
             problem = f"are not for {plural(num_channels, 'channel')}: give one number per channel."

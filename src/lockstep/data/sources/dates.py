@@ -1,4 +1,4 @@
-"""A test on the newest images: by a column of a list, or by the EXIF date of photographs."""
+"""Select the newest images for the test, by a column of a list or by their EXIF dates."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +17,17 @@ TAKEN = (ExifTags.IFD.Exif, ExifTags.Base.DateTimeOriginal)
 
 
 def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
-    """Return which of the images `rows` (n,) are of the day `test_after` or later, or of a group with such an image.
+    """Return which of the images `rows` (n,) date from the day `test_after` or later.
 
-    Raises ValueError if none or all are, and for images without a date.
+    Images of a group with such an image are included. Raises ValueError if none or all images are
+    selected, and for images without a date.
     """
     setting = f"data.test_after={test_after}"
 
     def read(row: int) -> str:
         if table.dates is not None:
             return table.dates[row]
-        # any error: of a damaged file or of its EXIF data
+        # A damaged file and damaged EXIF data can raise any error.
         with (
             contextlib.suppress(Exception),
             open_image(f"{table.folder}/{table.names[row]}") as image,
@@ -41,7 +42,8 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
                 days.append(date.fromisoformat(text[:10].replace(":", "-")))
             except ValueError:
                 lines.append(
-                    f"{setting}: {table.names[row]} has no date, but {text!r}: add it, or move it elsewhere."
+                    f"{setting}: {table.names[row]} has no date, but {text!r}: "
+                    "add it, or move it elsewhere."
                 )
     if lines:
         raise ValueError(shorten_lines(lines))

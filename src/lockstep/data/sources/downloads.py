@@ -1,4 +1,4 @@
-"""Data sets that torchvision downloads, as uint8 tensors, cut into splits by a fixed seed."""
+"""Provide data sets that torchvision downloads, as uint8 tensors, split by a fixed seed."""
 
 from contextlib import redirect_stderr
 from io import StringIO
@@ -23,11 +23,11 @@ def fashion_mnist(
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
-    """Fashion-MNIST (Xiao et al. 2017): 70,000 images of clothes of 10 classes, (1, 28, 28).
+    """Load Fashion-MNIST (Xiao et al. 2017), 70,000 images of clothes of 10 classes, (1, 28, 28).
 
-    test is its test set of 10,000, or a `fold` of its training set of 60,000, from which val is
-    split. Raises FileNotFoundError for missing or damaged files, and ValueError if a split is
-    empty.
+    test is its test set of 10,000 images, or a `fold` of its training set of 60,000. val is split
+    from the training set. Raises FileNotFoundError for missing or damaged files, and ValueError if
+    a split is empty.
     """
     from torchvision.datasets import FashionMNIST
 
@@ -46,11 +46,11 @@ def cifar10(
     split_seed: SplitSeed,
     fold: Fold | None = None,
 ) -> Splits:
-    """CIFAR-10 (Krizhevsky 2009): 60,000 photographs of 10 classes, (3, 32, 32).
+    """Load CIFAR-10 (Krizhevsky 2009), 60,000 images of 10 classes, (3, 32, 32).
 
-    test is its test set of 10,000, or a `fold` of its training set of 50,000, from which val is
-    split. Raises FileNotFoundError for missing or damaged files, and ValueError if a split is
-    empty.
+    test is its test set of 10,000 images, or a `fold` of its training set of 50,000. val is split
+    from the training set. Raises FileNotFoundError for missing or damaged files, and ValueError if
+    a split is empty.
     """
     from torchvision.datasets import CIFAR10
 
@@ -68,15 +68,21 @@ def _torchvision_splits(
     split_seed: int,
     fold: Fold | None,
 ) -> Splits:
-    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C). Raises FileNotFoundError."""
+    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C).
+
+    Raises FileNotFoundError.
+    """
     try:
-        # torchvision has no switch for its progress bar on stderr
+        # torchvision has no option to disable its progress bar on stderr.
         with redirect_stderr(StringIO()):
             parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
-    # missing files and no network: RuntimeError, URLError (an OSError); damaged files: also
-    # ValueError
+    # Missing files without a network raise RuntimeError or URLError, which is an OSError. Damaged
+    # files can also raise ValueError.
     except (RuntimeError, OSError, ValueError) as error:
-        hint = f"delete damaged files, and {'check the network' if download else 'set data.download=true'} or copy them"
+        hint = (
+            "delete damaged files, and "
+            f"{'check the network' if download else 'set data.download=true'} or copy them"
+        )
         problem = (
             f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
         )

@@ -1,4 +1,4 @@
-"""Folders of images, with one folder per class."""
+"""Provide the images of folders that have one subfolder per class."""
 
 import os
 from collections.abc import Sequence
@@ -52,7 +52,8 @@ def image_folder(
     group: Annotated[
         Group | Positive | None,
         Doc(
-            "images that stay in one split: the first (...) in their path from the class on, or n folders below it"
+            "images that stay in one split: the first (...) in their path from the class on, "
+            "or n folders below it"
         ),
     ],
     image_size: ImageSize,
@@ -70,22 +71,26 @@ def image_folder(
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
-    """Image files in folders named after their classes, as uint8 (channels, height, width).
+    """Load image files in folders named after their classes, as uint8 (channels, height, width).
 
-    Either `root/{train,val,test}/<class>/`, where a missing val or test is split from train by its
-    fraction and `split_seed`, or `root/<class>/`, cut three ways. Images of one `group` stay in one
-    split: those with the same first bracket of a regular expression in `<class>/...`, or in the
-    same folder, that many levels below their class. Images are scaled until they just cover
-    `image_size` / `crop_percent`, and the centre is cropped; with `fit` "letterbox" they are scaled
-    to fit inside and padded with `background`, on which transparent pixels are laid, too. An
-    `image_size` of None needs images of one size. `channels` is 1 (grey) or 3 (RGB).
+    With folders `root/{train,val,test}/<class>/`, a missing val or test is split from train by its
+    fraction and `split_seed`. With folders `root/<class>/`, all images are split three ways. Images
+    of one `group` stay in one split. A regular expression groups the images with the same first
+    bracket in `<class>/...`. A number groups the images in the same folder, that many levels below
+    their class.
+
+    Images are scaled until they just cover `image_size` / `crop_percent`, and the center is
+    cropped. With `fit` "letterbox", they are scaled to fit inside, and padded with `background`.
+    Transparent pixels are composited on `background`, too. An `image_size` of None needs images of
+    one size. `channels` is 1 (grayscale) or 3 (RGB).
 
     Images are decoded once into a file below the folder `cache`, or into memory if it is None. With
-    `memory` "stream" they are decoded whenever they are needed, with "auto" only if memory is too
-    small, and with "once", for an evaluation, if there is no such file; then statistics are not
-    computed. A `fold` of the training images takes the place of the test. Images whose name is in
-    `kept` stay in that split of an earlier cut. Raises FileNotFoundError for missing folders, and
-    ValueError with all images that cannot be decoded or differ in size.
+    `memory` "stream", they are decoded whenever they are needed. With "auto", this happens only if
+    memory is too small. With "once", for an evaluation, it happens only if there is no such file,
+    and statistics are not computed. A `fold` of the training images takes the place of the test.
+    `kept` maps names of images to their earlier splits, in which they stay. Raises
+    FileNotFoundError for missing folders, and ValueError with all images that cannot be decoded or
+    differ in size.
     """
     table = complete_splits(
         list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept
@@ -104,11 +109,12 @@ def complete_splits(
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> ImageTable:
-    """Cut missing splits from train by their fraction; with a `fold` of train or `test_after`, that is the test.
+    """Split missing splits from train by their fractions.
 
-    `kept` are the splits of images in an earlier cut, by name, where they stay. Paths and links
-    that lead to one file are one image. If targets are classes, each split gets images of every
-    class that is large enough.
+    A `fold` of train, or the images from `test_after` on, become the test. `kept` maps the names of
+    images to their earlier splits, in which they stay. Paths and links that lead to one file are
+    one image. If targets are classes, each split gets images of every class that is large
+    enough. Raises ValueError if splits are missing or ambiguous.
     """
     one_each = replace(table, names=real_names(table.folder, table.names, table.states))
     _refuse_two_groups(table, one_each.names)
@@ -117,7 +123,8 @@ def complete_splits(
     if test_after is not None and (fold is not None or "test" in given):
         other = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
         raise ValueError(
-            f"data.test_after={test_after} makes a test split, and so does {other}: use one of them."
+            f"data.test_after={test_after} makes a test split, and so does {other}: "
+            "use one of them."
         )
     tested = fold if test_after is None else newest(one_each, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
@@ -135,7 +142,7 @@ def complete_splits(
 
 
 def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
-    """Raise ValueError if paths or links that lead to one of the `files` have different groups."""
+    """Raise ValueError if paths or links that lead to one of the `files` differ in group."""
     firsts: dict[str, tuple[str, str]] = {}
     for file, name, group in zip(files, table.names, table.groups or files, strict=True):
         first, known = firsts.setdefault(file, (name, group))
@@ -147,10 +154,11 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
 
 
 def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, str]:
-    """List every image below a folder in sorted order, or one image file.
+    """List every image below a folder in sorted order, or a single image file.
 
     Returns the images, which are not opened, and a digest of their files. The pixels of a file are
-    the same as in training. Targets are -1.
+    the same as in training. The targets are -1. Raises FileNotFoundError without an image, and
+    ValueError unless `channels` is 1 or 3.
     """
     if channels not in (1, 3):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Image files listed in a CSV file, with their targets."""
+"""Provide image files that a CSV file lists with their targets."""
 
 import csv
 import math
@@ -65,7 +65,8 @@ def image_list(
     targets: Annotated[
         Literal["classes", "numbers"],
         Doc(
-            "classes: one column, or several columns of 0 and 1; numbers: columns of numbers to predict"
+            "classes: one column, or several columns of 0 and 1; "
+            "numbers: columns of numbers to predict"
         ),
     ],
     split_column: Annotated[
@@ -95,19 +96,19 @@ def image_list(
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
-    """Image files listed in a CSV `file`, one per row, as uint8 (channels, height, width).
+    """Load image files listed in a CSV `file`, one per row, as uint8 (channels, height, width).
 
     `path_column` contains paths relative to `root`, or to the folder of `file` if `root` is None.
-    With `targets` "classes", one column of `target_columns` contains class names or whole numbers,
-    int64 (N,); several columns of 0 and 1 are labels of which any number can apply, float32 (N, K).
-    With "numbers" they are the values to predict, float32 (N, K). `class_names` are the classes in
-    order, else the names of the columns.
+    With `targets` "classes", a single column in `target_columns` contains class names or whole
+    numbers, and targets are int64 (N,). Several columns of 0 and 1 are labels, any number of which
+    can apply, and targets are float32 (N, K). With "numbers", the columns are the values to
+    predict, float32 (N, K). `class_names` are the classes in order, or else the column names.
 
     Without rows for val or test, these are split from train by their fraction and `split_seed`. A
     `fold` of the rows for train takes the place of those for test. Images of one group stay in one
-    split: those with one cell in `group_column`, or the same first bracket of the regular
-    expression `group` in their path. Images whose name is in `kept` stay in that split of an
-    earlier cut. Raises FileNotFoundError, and ValueError with file, row and column of each cell
+    split. A group has the same cell in `group_column`, or the same first bracket of the regular
+    expression `group` in the paths. `kept` maps names of images to their earlier splits, in
+    which they stay. Raises FileNotFoundError, and ValueError with file, row and column of each cell
     that cannot be used.
     """
     table = read_list(
@@ -140,14 +141,16 @@ def read_list(
     *,
     is_other: bool = False,
 ) -> ImageTable:
-    """List the image files of `image_list` without opening them, with the splits of `split_column`.
+    """List the image files of `image_list` without opening them, with their splits.
 
-    Data `is_other` than those of a training: images without a group are groups of their own.
+    `is_other` marks data that is not the data of the training. In such data, images without a group
+    are groups of their own.
     """
     path = require_path(file, f"data.file={file}")
     if None not in (group, group_column):
         raise ValueError(
-            f"data.group={group} and data.group_column={group_column} are both set: set one to null."
+            f"data.group={group} and data.group_column={group_column} are both set: "
+            "set one to null."
         )
     settings = {
         path_column: "data.path_column",
@@ -162,7 +165,8 @@ def read_list(
     cells = _read(path, f"data.file={file}", settings)
     if group in cells.columns:
         raise ValueError(
-            f"data.group={group} is a regular expression: write data.group_column={group} for the column."
+            f"data.group={group} is a regular expression: "
+            f"write data.group_column={group} for the column."
         )
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
@@ -172,7 +176,7 @@ def read_list(
         values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
     dates = date_column and cells.columns[date_column]
     folder = path.parent if root is None else require_folder(root)
-    # absolute paths are those of the source, also in a copy
+    # Absolute paths are those of the source, even if they are listed in a copy.
     above = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
     names = [
         os.path.relpath(name, above) if os.path.isabs(name) else name
@@ -190,7 +194,7 @@ def read_list(
 
 
 def listed_names(file: str, path_column: str) -> list[str]:
-    """Read the paths of the images in a list, for files that are elsewhere."""
+    """Read the paths of the images in a list whose files are elsewhere."""
     cells = _read(
         require_path(file, f"data.file={file}"),
         f"data.file={file}",
@@ -201,7 +205,7 @@ def listed_names(file: str, path_column: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """The cells of some columns. `numbers` (N,) are lines of the file."""
+    """The cells of some columns. `numbers` (N,) are the line numbers in the file."""
 
     setting: str
     numbers: Sequence[int]
@@ -217,14 +221,15 @@ def _refuse(lines: Sequence[str]) -> None:
 
 
 def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
-    """Read the columns that are keys of `settings`; the values are the configuration keys that name them.
+    """Read the columns that are the keys of `settings`.
 
-    A CSV file has commas, UTF-8 and a first line of column names. Raises ValueError for a file that
-    cannot be read, missing columns and empty cells.
+    The values of `settings` are the configuration keys that name these columns. A CSV file has
+    commas, UTF-8, and column names in its first line. Raises ValueError for a file that cannot be
+    read, for missing columns and for empty cells.
     """
     header, numbers, columns = _csv(path, setting)
     if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
-        # as predict, labels and lists write it
+        # The commands predict, labels and lists write this column name.
         header, columns["path"] = [*header, "path"], columns["file"]
     if len(header) == 1 and ";" in header[0]:
         raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
@@ -236,7 +241,8 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     if wrong:
         columns_text = f"has the columns {', '.join(header)}, but {'; '.join(wrong)}"
         raise ValueError(
-            f"{setting} {columns_text}: correct the name, or rename all but one column of this name."
+            f"{setting} {columns_text}: "
+            "correct the name, or rename all but one column of this name."
         )
     if not numbers:
         raise ValueError(f"{setting} has no rows: add one for each image.")
@@ -280,7 +286,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
 
 
 def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
-    """Positions of each split; without `split_column` all rows are "train"."""
+    """Return the positions of each split. Without `split_column`, all rows are "train"."""
     if split_column is None:
         return {"train": np.arange(len(cells.numbers))}
     named = cells.columns[split_column]
@@ -307,7 +313,7 @@ def _groups(
     group_column: str | None,
     singles: Sequence[str] | None,
 ) -> list[str] | None:
-    """Return the group of each row, None without any; `singles` as in `group_names`."""
+    """Return the group of each row, or None without groups. `singles` is as in `group_names`."""
     texts = cells.columns[group_column or path_column]
     if group_column is None:
         return group_names(cells.setting, group, texts, singles)
@@ -317,12 +323,13 @@ def _groups(
 def _classes(
     cells: _Cells, column: str, train: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers int64 (N,), and the names of the classes in the rows of `train`."""
+    """Return class numbers int64 (N,), and the names of the classes in the rows of `train`."""
     texts = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
     names = sorted({texts[row] for row in train}, key=class_order)
     if len(names) < 2:
         raise ValueError(
-            f"{cells.setting} has one class only, {names[0]}, in column {column}: add the other classes."
+            f"{cells.setting} has one class only, {names[0]}, in column {column}: "
+            "add the other classes."
         )
     numbers = {name: number for number, name in enumerate(names)}
     unknown = [(row, text) for row, text in enumerate(texts) if text not in numbers]
@@ -355,7 +362,7 @@ def _number(cell: str) -> float:
         value = float(cell)
     except ValueError:
         value = math.nan
-    if not abs(value) <= MAX_FLOAT32:  # NaN compares false
+    if not abs(value) <= MAX_FLOAT32:  # Comparing NaN gives false.
         problem = f"{cell!r} is not a finite number of float32, which ends at {MAX_FLOAT32:.1e}"
         raise ValueError(f"{problem}: correct it, or use another unit")
     return value

@@ -1,8 +1,8 @@
-"""Copies of files on a local disk, from a folder or a URL, made once for all processes of a machine.
+"""Copy files from a folder or a URL to a local disk, once for all processes of a machine.
 
 A copy is the folder `<name>-<key>/`. It contains the files, in `<name>/`, and their record
 (image_table.py), which is written last. Files are read by the drivers of fsspec, which find secrets
-in their own files and variables. No torch.
+in their configuration files and environment variables. This module does not import torch.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import is_own_folder, write_json
 from lockstep.system.redaction import redact
 
-NUM_THREADS = 32  # which wait for a network or a disk
+NUM_THREADS = 32  # Threads mostly wait for a network or a disk.
 ARCHIVES = ("zip", "tar")
-# parts of the names of attributes in a listing that change with the content of a file
+# An attribute of a file in a listing changes with the content if its name contains one of these.
 CHANGING = (
     "size",
     "etag",
@@ -37,8 +37,8 @@ CHANGING = (
     "mtime",
     "date_time",
 )
-# of storage and archives. Others run programs, log in to machines, or read what a file of theirs
-# names, and the configuration of a run may be anybody's
+# These are the protocols of storage and archives. The configuration of a run may come from anybody,
+# and other protocols run programs, log in to machines, or read what one of their files names.
 PROTOCOLS = (
     *(
         "http",
@@ -62,10 +62,10 @@ PROTOCOLS = (
 
 
 class Files(NamedTuple):
-    """Files to copy: their paths in a file system of fsspec, by their names in the copy.
+    """Files to copy, as paths in a file system of fsspec by their names in the copy.
 
     `origin` is their folder or URL, without secrets. `key` selects a copy. `digest` changes with
-    any of the files; for an empty one, that of their contents is recorded.
+    any of the files. If it is empty, a digest of the contents is recorded.
     """
 
     origin: str
@@ -76,9 +76,9 @@ class Files(NamedTuple):
 
 
 def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
-    """Copy files unless `folder` has a complete copy. Raises ValueError.
+    """Copy files, unless `folder` has a complete copy of them.
 
-    Returns the path of the copy below the folder, and the digest of its files.
+    Returns the path of the copy below the folder, and the digest of its files. Raises ValueError.
     """
     name = name_of(files.origin)
     place = folder / f"{name}-{files.key[:12]}"
@@ -90,7 +90,8 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
             record = read_record(
                 place / name, [*files.paths], states_of(place / name, [*files.paths])[0]
             )
-            if not record:  # none, a damaged one, or one of a killed process
+            # There is no record, it is damaged, or a process was killed while copying.
+            if not record:
                 shutil.rmtree(place, ignore_errors=True)
                 record = _fetch(files, place, name)
             elif not files.digest:
@@ -102,24 +103,28 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
 
 
 def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """Return the file system of a URL, and the attributes of its files by their names below it."""
+    """Return the file system of a URL, and the attributes of its files by name below the URL."""
     from fsspec.core import url_to_fs
 
-    system, folder = url_to_fs(url, skip_instance_cache=True)  # has no listings of an earlier run
-    if system.protocol in ARCHIVES:  # which scan all their files to list one folder
+    # The instance cache is skipped, because it has the listings of an earlier run.
+    system, folder = url_to_fs(url, skip_instance_cache=True)
+    if system.protocol in ARCHIVES:  # These scan all their files to list one folder.
         found = [*system.find(folder, detail=True).values()]
     else:
         walk = system.walk(folder, detail=True, on_error="raise")
         found = [info for _, _, files in walk for info in files.values()]
     names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in found]
-    # the listings of web servers have quoted names
+    # The listings of web servers have percent-encoded names.
     return system, dict(
         zip(map(unquote, names) if url.startswith("http") else names, found, strict=True)
     )
 
 
 def state_of(info: Mapping[str, Any]) -> list[str]:
-    """Return the attributes in a listing that change with the content of a file; web servers list none."""
+    """Return the attributes in a listing that change with the content of a file.
+
+    The result is empty for web servers, which list no such attributes.
+    """
     return [
         f"{key}={info[key]}"
         for key in sorted(info)
@@ -128,19 +133,22 @@ def state_of(info: Mapping[str, Any]) -> list[str]:
 
 
 def url_errors(url: str) -> Iterator[str]:
-    """Yield errors in a URL that are found without a request."""
+    """Yield the errors in a URL that are found without a request."""
     if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         problem = "contains a user or password, which the run folder would store"
         yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
     for part in url.split("::"):
         protocol = part.partition("://")[0]
-        # with a slash, a path at the end of a chain
+        # A part with a slash is a path at the end of a chain.
         if protocol not in PROTOCOLS and "/" not in protocol:
-            yield f"data.root={redact(url)} cannot be read: {protocol}:// is not one of {', '.join(PROTOCOLS)}"
+            yield (
+                f"data.root={redact(url)} cannot be read: "
+                f"{protocol}:// is not one of {', '.join(PROTOCOLS)}"
+            )
 
 
 def name_of(origin: str) -> str:
-    """Name of a folder for the files of another folder or of a URL."""
+    """Return a folder name for the files of another folder or of a URL."""
     name = unquote(origin.partition("?")[0].rstrip("/").rpartition("/")[2])
     return re.sub(r"[^\w .-]+", "_", name).lstrip(".")[:80] or "files"
 
@@ -150,21 +158,24 @@ def explain_errors(problem: str) -> Iterator[None]:
     """Convert exceptions of disks and drivers to ValueErrors without secrets."""
     try:
         yield
-    except Exception as error:  # drivers raise any exception
+    except Exception as error:  # Drivers can raise any exception.
         text = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
         hint = "check the path or URL, credentials, permissions and free space."
         raise ValueError(f"{problem} ({text}): {hint}") from None
 
 
 def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
-    """Copy files, and return their record; a second name of a file becomes a link, so that both are one image."""
+    """Copy files, and return their record.
+
+    A second name of a file becomes a link, so that both names are one image.
+    """
     if not files.paths:
         raise ValueError(
             f"no files: give a folder, or an archive as data.root=zip://::{files.origin}"
         )
     firsts: dict[str, Path] = {}
     for file, path in files.paths.items():
-        if {"", ".", ".."} & {*file.split("/")}:  # an absolute path has an empty first part
+        if {"", ".", ".."} & {*file.split("/")}:  # An absolute path starts with an empty part.
             raise ValueError(
                 f"{file} is not below {files.origin}: set data.root to a folder of all files"
             )
@@ -174,7 +185,7 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
         if first != target:
             target.symlink_to(os.path.relpath(first, target.parent))
     progress = Progress(f"Copying {name}", "files")
-    # threads cannot share an archive
+    # Threads cannot share an archive.
     num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS
     with ThreadPool(num_threads) as pool:
         for count, _ in enumerate(

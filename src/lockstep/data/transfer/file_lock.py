@@ -1,19 +1,19 @@
-"""A lock for files that several processes need, and lines of progress."""
+"""Lock files that several processes need, and print lines of progress."""
 
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-LINE_S = 10.0  # between two lines
+LINE_S = 10.0  # seconds between two lines
 
 
 def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
-    """Hold the lock of a file. While another process holds it, wait, and print that it does `what`.
+    """Acquire the lock of a file, which the returned context manager releases.
 
-    The kernel releases the lock when its process exits. The file is not deleted. Any thread may
-    release it.
+    While another process holds the lock, wait, and print that it does `what`. The kernel releases
+    the lock when its process exits. The file is not deleted. Any thread may release the lock.
     """
-    # importing takes 0.03 s: not at the start of every command
+    # The import takes 0.03 s, which not every command should spend at its start.
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
@@ -25,7 +25,7 @@ def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
 
 
 class Progress:
-    """A line every ten seconds."""
+    """Prints a line of progress every ten seconds."""
 
     def __init__(self, what: str, unit: str) -> None:
         self._what = what

@@ -1,1 +1,1 @@
-"""Augmentation of batches, drawn by the position of a sample in the global batch."""
+"""Augment batches with draws that depend on the position of a sample in the global batch."""

@@ -1,4 +1,4 @@
-"""Augmentation of a batch in one call, with a draw per sample that does not depend on the number of workers."""
+"""Augment a batch in one call, with draws per sample that do not depend on the worker count."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,36 +22,47 @@ from lockstep.distributed.rng import generator, hash_indices, uniform
 
 
 class Draws(NamedTuple):
-    """Random draws for the samples of a batch, one column each; None and empty ones are switched off."""
+    """Random draws for the samples of a batch, with one column for each sample.
 
-    operations: tuple[OperationDraws, ...]  # one after the other
-    jitter: dict[str, Tensor]  # strengths of changes of colour, int64 (B,) each
+    Draws that are None or empty are switched off.
+    """
+
+    operations: tuple[OperationDraws, ...]  # applied one after the other
+    jitter: dict[str, Tensor]  # strengths of color changes, int64 (B,) each
     rotation: Tensor | None  # float64 (2, 3, B), source positions
-    window: Tensor  # int64 (4, B): top, left, and 0 or 1: upside down, mirrored
+    # int64 (4, B) has top, left, and 0 or 1 for a vertical and for a horizontal flip.
+    window: Tensor
     filled: tuple[Tensor, ...]  # boxes to fill, int64 (4, B) each
     mixed: MixDraws | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Change training images in this order; 0 and False switch a part off.
+    """Augment training images by the steps below, in this order. 0 and False disable a step.
 
-    1. `trivial`: one operation of TrivialAugment on each; or `rand_augment`: `num_ops` of RandAugment, one after the
-       other, at `magnitude` 0 to 30.
-    2. `color_jitter`: brightness, contrast and saturation times max(0, 1 - strength) to 1 + strength, to a thousandth;
-       then the hue, by up to `hue` of the circle either way, to a 6000th. torchvision draws the order of the four. It
-       matters only where grey levels are clamped, and for the hue, so here it is fixed.
-    3. Turn by up to `rotation` degrees either way, to the nearest pixel, with zeros from outside.
-    4. Crop at random from a border of `crop_padding` pixels, zeros or the mirror image of the image, and mirror: with
-       `flip` true at random; alternating in every second epoch, starting at random (Jordan 2024, arXiv 2404.00498).
-       With `vertical_flip`, half of the images are also turned upside down.
-    5. Fill with `fill`, one value 0..255 per channel: a square of side `cutout`, centred anywhere in the image, so that
-       it may cross the edge (DeVries and Taylor 2017), or anywhere inside; a rectangle, with probability `erasing`.
-    6. Mix with the next image of the global batch by `mixup` or `cutmix`, the alphas of their Beta distributions.
+    1. With `trivial`, apply one operation of TrivialAugment to each image. With `rand_augment`,
+       apply `num_ops` operations of RandAugment, one after the other, at `magnitude` 0 to 30.
+    2. Multiply brightness, contrast and saturation by max(0, 1 - strength) to 1 + strength of
+       `color_jitter`, in steps of a thousandth. Then shift the hue in either direction by up to
+       `hue`, a fraction of the color wheel, in steps of a 6000th. torchvision draws the order of
+       the four changes. The order is fixed here, because it matters only where pixel values are
+       clamped, and for the hue.
+    3. Rotate by up to `rotation` degrees in either direction, to the nearest pixel, with zeros from
+       outside.
+    4. Crop at random after padding with a border of `crop_padding` pixels, which are zeros or the
+       reflected image. Then flip horizontally. If `flip` is true, flips are random. If it is
+       alternating, an image is flipped in every second epoch, starting at random (Jordan 2024,
+       arXiv 2404.00498). With `vertical_flip`, half of the images are also flipped vertically.
+    5. Fill boxes with `fill`, one value of 0 to 255 per channel. One box is a square of side
+       `cutout`. It is centered anywhere in the image, so that it may cross the edge (DeVries and
+       Taylor 2017), or anywhere where it fits inside. The other is a rectangle with probability
+       `erasing`.
+    6. Mix with the next image of the global batch by `mixup` or `cutmix`, which are the alphas of
+       their Beta distributions.
 
-    `moved_targets` gets the targets and the function of steps 3 and 4, of (B, C, H, W), to move
-    targets as well. `by_shard` gets the function that augments a batch, and the batch, to augment
-    it in parts.
+    `moved_targets` moves the targets as well. It gets the targets and the function of steps 3
+    and 4, which takes (B, C, H, W). `by_shard` augments a batch in parts. It gets the function that
+    augments a batch, and the batch.
     """
 
     crop_padding: int
@@ -74,7 +85,7 @@ class Augment:
 
     @property
     def needs_partner(self) -> bool:
-        """True if a shard needs the sample that follows its last one."""
+        """Return whether a shard needs the sample that follows its last one."""
         return self.mixup > 0 or self.cutmix > 0
 
     @property
@@ -82,7 +93,10 @@ class Augment:
         return bool(self.rotation or self.crop_padding or self.flip or self.vertical_flip)
 
     def __call__(self, batch: Batch) -> Batch:
-        """Augment a shard of a micro-batch on its device. Its indices in host memory avoid a sync."""
+        """Augment a shard of a micro-batch on its device.
+
+        Its indices should be in host memory, which avoids a sync.
+        """
         is_coloured = (
             self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
         )
@@ -98,12 +112,13 @@ class Augment:
         )
 
     def draw(self, shard: Shard, indices: Tensor, height: int, width: int) -> Draws:
-        """Draw on the CPU for the samples of a shard and the partner of its last one, `indices` in the data set.
+        """Draw on the CPU for the samples of a shard and the partner of its last one.
 
-        A sample has the same draws on any rank of any world size, and in any micro-batch: by its
-        index, by its position in an epoch that repeats samples, or drawn for the whole global batch
-        and cut. Each part has its own generator, so that switching one on or off does not change
-        the others.
+        `indices` are their positions in the data set. A sample has the same draws on any rank of
+        any world size, and in any micro-batch. Draws depend on the index of the sample, or on its
+        position in an epoch that repeats samples. Other draws are made for the complete global
+        batch, and the shard is selected from them. Each step has its own generator, so that
+        enabling or disabling it does not change the others.
         """
         kept = positions(shard, with_partner=self.needs_partner)
         source = partial(generator, self.seed, shard.epoch, shard.step)
@@ -196,14 +211,15 @@ class Augment:
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
             raise ValueError(
-                f"cutout fill={self.fill} for images of {channels} channels: give one value per channel."
+                f"cutout fill={self.fill} for images of {channels} channels: "
+                "give one value per channel."
             )
         covered = boxes.box_mask(drawn[0], height, width)
         for box in drawn[1:]:
             covered = covered | boxes.box_mask(box, height, width)
         covered = covered.to(images.dtype)
         images = images * (1 - covered).unsqueeze(1)
-        # numbers, because a tensor would have to be copied to the device, which waits
+        # Python numbers are used, because copying a tensor to the device would wait.
         for channel, fill in zip(images.unbind(1), self.fill, strict=True):
             channel.add_(covered, alpha=fill)
         return images

@@ -1,4 +1,7 @@
-"""Rectangles in images, one per sample: int64 (4, B) of top, bottom, left and right, ends excluded."""
+"""Compute rectangles in images, one per sample.
+
+They are int64 (4, B) of top, bottom, left and right, with exclusive ends.
+"""
 
 import math
 
@@ -7,13 +10,16 @@ from torch import Tensor
 
 
 def square(centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
-    """Squares of `side` pixels, starting at centre - side // 2; they may cross the edge."""
+    """Return squares of `side` pixels that start at center - side // 2, and may cross the edge."""
     top, left = centre_y - side // 2, centre_x - side // 2
     return torch.stack([top, top + side, left, left + side])
 
 
 def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[Tensor]:
-    """Centres y, x of squares of `side` pixels inside the image, by `numbers` in [0, 1), (2, B)."""
+    """Return centers y, x of squares of `side` pixels inside the image.
+
+    `numbers` (2, B) in [0, 1) select the centers.
+    """
     return [
         (part * (end - side + 1)).long() + side // 2
         for part, end in zip(numbers, (height, width), strict=True)
@@ -23,10 +29,11 @@ def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[
 def erasing_boxes(
     source: torch.Generator, size: int, probability: float, height: int, width: int
 ) -> Tensor:
-    """Rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples, empty if nothing is erased.
+    """Draw rectangles of random erasing (Zhong et al. 2017, algorithm 1) for `size` samples.
 
-    Area 2 to 33 % of the image, height to width log-uniform in 0.3 to 3.3. The first of ten draws
-    that fits is used; if none does, nothing is erased, as in torchvision.
+    The area is 2 to 33 % of the image, and the ratio of height to width is log-uniform in 0.3 to
+    3.3. The first of ten draws that fits is used. If none fits, nothing is erased, as in
+    torchvision. The rectangle is empty if nothing is erased.
     """
     uniform = torch.rand(10, 2, size, generator=source, dtype=torch.float64)
     area = height * width * (0.02 + (0.33 - 0.02) * uniform[:, 0])
@@ -45,9 +52,9 @@ def erasing_boxes(
 
 
 def box_mask(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Return a mask of the pixels in `boxes`: bool (B, H, W)."""
+    """Return a mask bool (B, H, W) of the pixels in `boxes`."""
     top, bottom, left, right = boxes.unsqueeze(2)
     y, x = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)
     rows = ((y >= top) & (y < bottom)).unsqueeze(2)
-    # expanded rows: twice as fast as broadcasting one value per row (CPU, 2026-11-21)
+    # Expanding the rows is twice as fast as broadcasting one value per row (CPU, 2026-11-21).
     return rows.expand(-1, height, width).contiguous() & ((x >= left) & (x < right)).unsqueeze(1)

@@ -1,4 +1,7 @@
-"""MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019): each sample mixed with the next one of the global batch."""
+"""Mix each sample with the next one of the global batch.
+
+The methods are MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019).
+"""
 
 from typing import NamedTuple
 
@@ -11,23 +14,26 @@ from lockstep.distributed.batch import Batch, Mix
 from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import seed_of
 
-# images are mixed in 65536ths: whole numbers below 2**24, which float32 holds exactly on every
-# device
+# Images are mixed in 65536ths. These are integers below 2**24, which float32 represents
+# exactly on every device.
 ONE = 1 << 16
 
 
 class MixDraws(NamedTuple):
-    """Draws for the B samples of a shard. `parts` is ONE where CutMix was drawn, the box is empty where MixUp was."""
+    """Random draws for the B samples of a shard.
 
-    weights: Tensor  # float32 (B,), of the label of the sample
-    parts: Tensor | None  # float32 (B,), of the image of the sample in 65536ths; None without MixUp
-    boxes: Tensor | None  # int64 (4, B), covered by the partner; None without CutMix
+    `parts` is ONE where CutMix was drawn, and the box is empty where MixUp was drawn.
+    """
+
+    weights: Tensor  # float32 (B,), weight of the label of the sample
+    parts: Tensor | None  # float32 (B,), weight of its image in 65536ths; None without MixUp
+    boxes: Tensor | None  # int64 (4, B), area covered by the partner; None without CutMix
 
 
 def draw(
     seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float
 ) -> MixDraws:
-    """Draw lambda of Beta(alpha, alpha) on the CPU for the whole global batch, then cut to the shard.
+    """Draw lambda from Beta(alpha, alpha) on the CPU for the global batch, and select the shard.
 
     `mixup` and `cutmix` are the alphas. If both are above 0, each sample uses one of them with
     probability 1/2.
@@ -42,7 +48,7 @@ def draw(
         centre = source.integers(side, size=shard.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
-    area = (bottom - top) * (right - left)  # of the pasted box, which the edge may cut
+    area = (bottom - top) * (right - left)  # The edge can truncate the pasted box.
     parts = np.where(is_cut, ONE, np.rint(lambdas * ONE))
     weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
     kept = slice(shard.lo, shard.hi)
@@ -54,7 +60,10 @@ def draw(
 
 
 def apply(batch: Batch, draws: MixDraws) -> Batch:
-    """Mix each of B samples with the following one of the B + 1 samples of `batch`, which may also be empty."""
+    """Mix each of B samples with the following one of the B + 1 samples of `batch`.
+
+    The batch may also be empty.
+    """
     pixels, partner = batch.inputs[:-1], batch.inputs[1:]
     if draws.parts is not None:
         parts = draws.parts.view(-1, 1, 1, 1)

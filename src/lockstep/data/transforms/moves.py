@@ -1,6 +1,6 @@
-"""Moves of the pixels of each image: by maps from a pixel to its source, by crops and by flips.
+"""Move the pixels of each image by maps from a pixel to its source, by crops and by flips.
 
-On a CPU a few images are changed at a time: its caches then hold what is computed in between.
+On a CPU, a few images are changed at a time, so that intermediate results fit into its caches.
 """
 
 import math
@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# of images, for each thread; a whole batch of 64 at 224 pixels takes 1 to 6 times as long (one
-# thread, 2026-11-26)
+# This is the size of a part of the images for each thread. A complete batch of 64 at 224 pixels
+# takes 1 to 6 times as long (one thread, 2026-11-26).
 PART_BYTES = 1 << 19
 
 
 def rotations(angles: Tensor, height: int, width: int) -> Tensor:
-    """Map each pixel to its source when images turn counter-clockwise about the middle, by `angles` in radians (B,).
+    """Map each pixel to its source, for images that are rotated counterclockwise about the middle.
 
-    Maps are float64 (2, 3, B): rows of x and y, with factors of x and y, and an offset. Positions
-    count from the corner of the image; the centre of the first pixel is at 0.5.
+    `angles` (B,) are in radians. Maps are float64 (2, 3, B), with a row for x and one for y. A row
+    has the factors of x and y and an offset. Positions count from the corner of the image, and the
+    center of the first pixel is at 0.5.
     """
-    # one by one: the last bit of a cosine can depend on its position in a vector, and so on the cut
-    # of the batch
+    # Cosines are computed one by one, because the last bit can depend on the position in a vector,
+    # and so on how the batch is split.
     cos, sin = (
         torch.tensor([function(angle) for angle in angles.tolist()], dtype=torch.float64)
         for function in (math.cos, math.sin)
@@ -35,8 +36,8 @@ def rotations(angles: Tensor, height: int, width: int) -> Tensor:
 def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
     """Move images (B, C, H, W) by `maps` to the nearest pixel, with zeros from outside.
 
-    By products and sums of float64, each rounded: a matrix product would depend on the device and
-    the batch.
+    Positions are computed by products and sums of float64, each of which is rounded. A matrix
+    product would depend on the device and the batch.
     """
     height, width = images.shape[2:]
     x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
@@ -46,7 +47,7 @@ def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
         + (of_y.unsqueeze(1) * y).unsqueeze(2)
         for of_x, of_y, offset in maps
     )
-    # pixels from outside are read from a border of zeros
+    # Pixels from outside are read from a border of zeros.
     column, row = (
         source_x.floor_().clamp_(-1, width).add_(1),
         source_y.floor_().clamp_(-1, height).add_(1),
@@ -61,9 +62,10 @@ def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
 
 
 def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: bool) -> Tensor:
-    """Cut each of B images from a border of `padding` pixels, zeros or the mirrored image, and flip some.
+    """Crop each of B images after padding it with a border of `padding` pixels, and flip some.
 
-    `window` is int64 (4, B): top, left, and 0 or 1: upside down, mirrored.
+    The border is zeros or the reflected image. `window` is int64 (4, B) with top, left, and 0 or 1
+    for a vertical and for a horizontal flip.
     """
     batch, channels, height, width = images.shape
     rows, columns = (
@@ -78,20 +80,27 @@ def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: b
         )
     else:
         images = F.pad(images, (padding,) * 4)
-    # positions in the flattened image, so that crop and flips are one gather
+    # With positions in the flattened image, crop and flips are a single gather.
     position = (rows * images.shape[3]).unsqueeze(2) + columns.unsqueeze(1)
     position = position.flatten(1).unsqueeze(1).expand(batch, channels, height * width)
     return images.flatten(2).gather(2, position).reshape(batch, channels, height, width)
 
 
 def flip_images(images: Tensor, is_flipped: Tensor, *, dim: int) -> Tensor:
-    """Mirror the images for which int64 (B,) is 1. On a CPU `torch.where` takes six times as long (2026-11-26)."""
+    """Flip the images for which int64 (B,) `is_flipped` is 1 along `dim`.
+
+    On a CPU, `torch.where` takes six times as long (2026-11-26).
+    """
     numbers = torch.arange(len(images), device=images.device)
     return torch.cat([images, images.flip(dim)]).index_select(0, numbers + len(images) * is_flipped)
 
 
 def change_in_parts(change: Callable[..., Tensor], images: Tensor, *drawn: Tensor) -> Tensor:
-    """Return `change(images, *drawn)`, of the shape of the images (B, C, H, W), for draws (..., B) for each."""
+    """Return `change(images, *drawn)`, computed in parts on a CPU.
+
+    The result has the shape of the images (B, C, H, W). The draws (..., B) have a column for each
+    image.
+    """
     if not len(images):
         return images
     part_bytes = PART_BYTES * torch.get_num_threads()

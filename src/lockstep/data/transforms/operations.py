@@ -1,4 +1,4 @@
-"""TrivialAugment and RandAugment: random operations of random strengths on each sample."""
+"""Apply TrivialAugment or RandAugment, random operations of random strengths for each sample."""
 
 import math
 from collections.abc import Callable
@@ -29,34 +29,37 @@ NUM_LEVELS = 31
 class Space(NamedTuple):
     """The strengths of operations at levels of -30 to 30, as torchvision defines them."""
 
-    slope: float  # of a shear, for each level
-    # pixels for each level, as a fraction, of the side of the image
+    slope: float  # slope of a shear, per level
+    # Pixels per level are a fraction, numerator and denominator, that depends on the side length.
     shift: Callable[[int], tuple[int, int]]
-    degrees: float  # of a rotation, for each level
-    bits: int  # that posterize drops at level 30
-    # thousandths by which brightness, contrast, color and sharpness change, for each level
+    degrees: float  # degrees of a rotation, per level
+    bits: int  # bits that posterize drops at level 30
+    # Brightness, contrast, color and sharpness change by so many thousandths per level.
     factor: int
 
 
-# "wide" of Müller and Hutter 2021; Cubuk et al. 2020
+# These are "wide" of Müller and Hutter (2021), and the space of Cubuk et al. (2020).
 TRIVIAL = Space(0.033, lambda side: (16, 15), 4.5, 6, 33)
 RANDOM = Space(0.01, lambda side: (5 * side, 331), 1.0, 4, 30)
 
 
 class OperationDraws(NamedTuple):
-    """An operation for each of the B samples of a shard, sorted by it; `counts` on the host, which avoids a sync."""
+    """An operation for each of the B samples of a shard, which are sorted by operation.
+
+    `counts` are on the host, which avoids a sync.
+    """
 
     counts: tuple[int, ...]  # samples of each operation
     order: Tensor  # int64 (B,), the samples in the order of their operations
     inverse: Tensor  # int64 (B,), the position of each sample in that order
-    strengths: Tensor  # int64 (B,), in that order, as in photometric
+    strengths: Tensor  # int64 (B,), in that order, as arguments of functions in photometric
     maps: Tensor  # float64 (2, 3, G), source positions of the G samples that are moved
 
 
 def draw_trivial(
     source: torch.Generator, size: int, positions: Tensor, height: int, width: int
 ) -> OperationDraws:
-    """Draw for `size` samples, on the CPU, and keep those at `positions`."""
+    """Draw for `size` samples on the CPU, and keep the draws at `positions`."""
     operations = torch.randint(len(OPERATIONS), (size,), generator=source)
     levels = torch.randint(NUM_LEVELS, (size,), generator=source)
     levels = levels * (1 - 2 * torch.randint(2, (size,), generator=source))
@@ -66,7 +69,10 @@ def draw_trivial(
 def draw_random(
     numbers: Tensor, magnitude: int, height: int, width: int
 ) -> tuple[OperationDraws, ...]:
-    """Choose operations of RandAugment, one after the other, each by two of the `numbers` in [0, 1), (2 N, B)."""
+    """Choose operations of RandAugment that are applied one after the other.
+
+    Each operation takes two of the `numbers` (2 N, B) in [0, 1).
+    """
     chosen = (numbers[::2] * len(OPERATIONS)).long()
     levels = magnitude * (1 - 2 * (numbers[1::2] < 0.5).long())
     return tuple(
@@ -77,7 +83,10 @@ def draw_random(
 def sorted_draws(
     space: Space, operations: Tensor, levels: Tensor, height: int, width: int
 ) -> OperationDraws:
-    """Sort B samples by their `operations`, with strengths of `space` at `levels`, both int64 (B,)."""
+    """Sort B samples by their `operations` int64 (B,).
+
+    The strengths are those of `space` at `levels` int64 (B,).
+    """
     operations, order = operations.sort(stable=True)
     levels = levels[order]
     counts = operations.bincount(minlength=len(OPERATIONS)).tolist()
@@ -89,7 +98,10 @@ def sorted_draws(
 
 
 def apply(images: Tensor, draws: OperationDraws) -> Tensor:
-    """Apply to each of `images`, uint8 (B, C, H, W), its operation; an operation runs on its samples only."""
+    """Apply to each of `images`, uint8 (B, C, H, W), its operation.
+
+    An operation is computed only for its samples.
+    """
     groups = [sum(draws.counts[: len(MOVES)]), *draws.counts[len(MOVES) :]]
     moved, *others = images.index_select(0, draws.order).split(groups)
     _, *strengths = draws.strengths.split(groups)
@@ -103,7 +115,7 @@ def apply(images: Tensor, draws: OperationDraws) -> Tensor:
 
 
 def _strengths(space: Space, operations: Tensor, levels: Tensor) -> Tensor:
-    """Return the argument of the operation in photometric, for each sample."""
+    """Return for each sample the argument of its operation in photometric."""
     bits = (levels.abs() * space.bits + 15).div(30, rounding_mode="floor")
     threshold = (17 * (30 - levels.abs()) + 1).div(2, rounding_mode="floor")
     strengths = torch.where(
@@ -113,7 +125,10 @@ def _strengths(space: Space, operations: Tensor, levels: Tensor) -> Tensor:
 
 
 def _maps(space: Space, operations: Tensor, levels: Tensor, height: int, width: int) -> Tensor:
-    """Map each pixel to its source, as `moves.rotations` does. Shears fix the corner, rotations the middle."""
+    """Map each pixel to its source, as `moves.rotations` does.
+
+    Shears keep the corner fixed, and rotations the middle.
+    """
     shear_x, shear_y, translate_x, translate_y, rotate = (
         levels * (operations == k) for k in range(len(MOVES))
     )

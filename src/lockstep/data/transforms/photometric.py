@@ -1,9 +1,10 @@
-"""Changes of grey level and colour with a strength per image, in whole numbers: the same bits on every device.
+"""Change pixel values and colors with a strength per image, by the same bits on every device.
 
-They are torchvision's of the same names on uint8 images. `images` are uint8 (B, C, H, W); strengths
-are int64 (B,). A `factor`, in thousandths, blends with black, grey or a blurred image: 0 gives
-these, 1000 the image. A curve (B, C or 1, 256) maps each grey level to another. Whole numbers below
-2**24 are exact in float32 too, which is several times as fast as int32 on a CPU.
+The functions are those of torchvision with the same names, on uint8 images. `images` are uint8
+(B, C, H, W), and strengths are int64 (B,). A `factor`, in thousandths, blends the image with black,
+gray or a blurred image. 0 gives these, and 1000 gives the image. A curve (B, C or 1, 256) maps each
+pixel value to another one. All values are integers below 2**24, which are exact in float32,
+too. On a CPU, float32 is several times as fast as int32.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,10 @@ Change = Callable[[Tensor, Tensor], Tensor]
 
 
 def _lookup_change(curve: Change) -> Change:
-    """Make a change of images from a function that returns their curves: each pixel is looked up in its own."""
+    """Make a change of images from a function that returns their curves.
+
+    Each pixel value is looked up in the curve of its image.
+    """
 
     @wraps(curve)
     def change(images: Tensor, strengths: Tensor) -> Tensor:
@@ -36,36 +40,39 @@ def brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 @_lookup_change
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Curve away from the mean grey of the image, or towards it."""
+    """Return the curve that moves values away from the mean gray of the image, or toward it."""
     grey = _luma(images) if images.shape[1] == 3 else images
-    # in float64 the sum is exact in any order
+    # In float64, the sum is exact in any order.
     sums, factors = (
         grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1),
         factors.unsqueeze(1),
     )
-    # floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction: rounded down twice is
-    # rounded down once
+    # This computes floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction. Rounding down
+    # twice is the same as rounding down once.
     offsets = ((1000 - factors) * sums).div(grey[0].numel(), rounding_mode="floor")
     return _thousandths(_greys(images) * factors + offsets).unsqueeze(1)
 
 
 @_lookup_change
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Curve that clears the lowest `bits`."""
+    """Return the curve that clears the lowest `bits`."""
     bits = bits.view(-1, 1, 1)
     return (_greys(images) >> bits) << bits
 
 
 @_lookup_change
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
-    """Curve that inverts all grey levels from a threshold on."""
+    """Return the curve that inverts all pixel values from a threshold on."""
     greys = _greys(images)
     return torch.where(greys >= thresholds.view(-1, 1, 1), 255 - greys, greys)
 
 
 @_lookup_change
 def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
-    """Curve that stretches each channel to 0 .. 255; a channel of one grey level is unchanged."""
+    """Return the curve that stretches each channel to 0 .. 255.
+
+    A channel with a single pixel value is unchanged.
+    """
     greys = _greys(images)
     low, high = (bound.long().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
     stretched = (
@@ -76,7 +83,10 @@ def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
 
 @_lookup_change
 def equalize(images: Tensor, strengths: Tensor) -> Tensor:
-    """Curve that makes all grey levels of a channel about equally frequent, by Pillow's rule."""
+    """Return the curve that makes all pixel values of a channel about equally frequent.
+
+    The rule is that of Pillow.
+    """
     flat = images.flatten(2).long()
     counts = flat.new_zeros(*flat.shape[:2], 256).scatter_add_(2, flat, torch.ones_like(flat))
     brightest = counts.gather(2, flat.amax(2, keepdim=True))
@@ -87,16 +97,17 @@ def equalize(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend with grey, in images of 3 channels; others are unchanged."""
+    """Blend with gray, in images of 3 channels. Other images are unchanged."""
     return _blend(_luma(images), images, factors) if images.shape[1] == 3 else images
 
 
 def hue(images: Tensor, shifts: Tensor) -> Tensor:
-    """Turn the hue of images of 3 channels by `shifts` of -3000 to 3000; 6000 are the circle. Others are unchanged.
+    """Shift the hue of images of 3 channels by `shifts` of -3000 to 3000.
 
-    With chroma = max - min of a pixel and the hue in sixths of the circle, red is min + chroma * (2
-    - its distance from 0), green from 2, blue from 4, within min .. max. Distances are multiplied
-    by 1000 * chroma, to be whole numbers.
+    6000 is the complete color wheel. Other images are unchanged. Let chroma be max - min of a
+    pixel, and let the hue be in sixths of the color wheel. Red is then min + chroma * (2 - its
+    distance from 0), within min .. max. Green uses the distance from 2, and blue that from 4.
+    Distances are multiplied by 1000 * chroma, to be integers.
     """
     if images.shape[1] != 3:
         return images
@@ -111,7 +122,7 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
         .add_(shifts.float().view(-1, 1, 1, 1) * chroma)
     )
     centres = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
-    # distances of up to 9 sixths, the short way round the circle
+    # Distances are up to 9 sixths, and are taken the short way around the wheel.
     third = 3000 * chroma
     distances = (place - centres * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
     above = (2000 * chroma).sub(distances).clamp_(min=0).minimum(1000 * chroma)
@@ -119,7 +130,10 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
 
 
 def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
-    """Return factors or shifts by name, where the strength is not 0, by numbers in [0, 1), (1, B), for each name."""
+    """Return the factors or shifts by name, for names whose strength is not 0.
+
+    `draw` returns numbers in [0, 1), (1, B), for a name.
+    """
     drawn = {}
     for name, strength in strengths.items():
         if strength:
@@ -132,7 +146,7 @@ def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -
 
 
 def jitter(images: Tensor, strengths: dict[str, Tensor]) -> Tensor:
-    """Change brightness, contrast, saturation and hue, in this order, by those of the `strengths` that are there."""
+    """Change brightness, contrast, saturation and hue, in this order, if they have `strengths`."""
     for change in (brightness, contrast, saturation, hue):
         if change.__name__ in strengths:
             images = change_in_parts(change, images, strengths[change.__name__])
@@ -140,14 +154,14 @@ def jitter(images: Tensor, strengths: dict[str, Tensor]) -> Tensor:
 
 
 def sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend with the blurred image; the outermost pixels are unchanged."""
+    """Blend with the blurred image. The outermost pixels are unchanged."""
     height, width = images.shape[2:]
     if min(height, width) < 3:
         return images
     wide = images.float()
     rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
     inner = wide[:, :, 1:-1, 1:-1]
-    # a 3 x 3 mean whose centre counts five times, rounded to nearest
+    # This is a 3 x 3 mean, rounded to nearest, whose center counts five times.
     blurred = (rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner).mul_(1 / 13).round_()
     changed = images.clone()
     changed[:, :, 1:-1, 1:-1] = _blend(blurred, inner, factors)
@@ -155,20 +169,22 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def _thousandths(values: Tensor) -> Tensor:
-    """Divide by 1000, in place: uint8, clamped to 0 .. 255 and rounded down."""
+    """Divide by 1000, clamp to 0 .. 255 and round down to uint8. `values` are overwritten."""
     return _divide(values.clamp_(0, 255_000), 1000).to(torch.uint8)
 
 
 def _divide(values: Tensor, divisor: int) -> Tensor:
-    """Divide whole numbers, 0 to 256 times `divisor`, 1000 or 10,000, rounded down, float32; in place, if they are.
+    """Divide integers and round down, in float32.
 
-    By a product, as a GPU may do anyway; a test compares every value with integer division.
+    Values are 0 to 256 times `divisor`, which is 1000 or 10,000. They are overwritten if they are
+    float32. The division is a product, as a GPU may compute it anyway. A test compares every value
+    with integer division.
     """
     return values.float().mul_(1 / divisor).floor_()
 
 
 def _blend(degenerate: Tensor, images: Tensor, factors: Tensor) -> Tensor:
-    """`degenerate` + factor * (`images` - `degenerate`), as uint8."""
+    """Return `degenerate` + factor * (`images` - `degenerate`), as uint8."""
     factors = factors.float().view(-1, 1, 1, 1)
     return _thousandths((factors * images).add_((1000 - factors) * degenerate))
 
@@ -178,6 +194,9 @@ def _greys(images: Tensor) -> Tensor:
 
 
 def _luma(images: Tensor) -> Tensor:
-    """Brightness of RGB images with torchvision's weights, rounded down, float32 (B, 1, H, W)."""
+    """Return the brightness of RGB images with torchvision's weights, rounded down.
+
+    The result is float32 (B, 1, H, W).
+    """
     red, green, blue = images.float().split(1, 1)
     return _divide((2989 * red).add_(green, alpha=5870).add_(blue, alpha=1140), 10_000)

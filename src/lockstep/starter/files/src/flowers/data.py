@@ -9,7 +9,7 @@ from lockstep.data import Images, Splits
 
 
 def images(*, seed: int) -> Splits:
-    """1,797 grey images of 8x8 pixels, uint8 (N, 1, 8, 8), split at random; targets are class numbers int64 (N,)."""
+    """Split 1,797 gray images at random: pixels uint8 (N, 1, 8, 8), class numbers int64 (N,)."""
     digits = cast(Any, load_digits())  # scikit-learn has no types
     pixels = torch.tensor(15 * digits.images, dtype=torch.uint8).unsqueeze(1)
     targets = torch.tensor(digits.target)

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """Maps images (B, in_channels, H, W) to logits (B, num_classes). B can be 0, if the shard of a worker is empty."""
+    """Maps images (B, in_channels, H, W) to logits (B, num_classes); B is 0 in an empty shard."""
 
     def __init__(self, in_channels: int, num_classes: int, *, width: int, dropout: float) -> None:
         super().__init__()

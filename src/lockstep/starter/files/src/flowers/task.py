@@ -9,7 +9,7 @@ from lockstep.tasks import Classification
 
 
 def focal(outputs: Tensor, targets: Tensor, *, gamma: float) -> Tensor:
-    """Return the loss of every sample (B,) from logits (B, C), not the mean, which Lockstep computes over all workers.
+    """Return the loss of every sample (B,) from logits (B, C); Lockstep computes the mean.
 
     Confident samples count less: Lin et al., Focal Loss for Dense Object Detection, equation 4.
     """
