@@ -31,10 +31,10 @@ PROMISE = (
         "models.counts",
         "models.loss_scale",
         "models.parameter_groups",
-        "models.passes",
+        "models.protocols",
     ),
     *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
-    *("system.internals", "system.kinds", "system.signals", "system.tracebacks"),
+    *("system.internals", "system.types", "system.signals", "system.tracebacks"),
 )
 
 

@@ -64,7 +64,7 @@ Configurations and projects use these names, which stay where modules move: \
 `from lockstep.data import Images, Splits`. All else in `lockstep` may change with any version. \
 Few parameters have a
 default, because `conf/` is the home of values. Types with a range, such as `Fraction`, are in
-`lockstep.system.kinds`; [configuration.md](configuration.md) has range and meaning of each \
+`lockstep.system.types`; [configuration.md](configuration.md) has range and meaning of each \
 parameter.
 [own-network.md](own-network.md) specifies custom networks, schedules and optimizers,
 [own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, \

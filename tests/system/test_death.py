@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs import vitals
+from lockstep.runs import heartbeat
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.commands import Command, latest
@@ -133,5 +133,5 @@ Extension modules: numpy.core, torch._C (total: 2)
 def test_thread_that_died(tmp_path: Path, stack: str, place: str) -> None:
     folder = RunFolder(tmp_path)
     folder.rank_log(3).write_text(stack)
-    text = vitals.end_of(folder, 3, "rank 3 of 4", -signal.SIGSEGV)
+    text = heartbeat.end_of(folder, 3, "rank 3 of 4", -signal.SIGSEGV)
     assert text.splitlines()[0] == f"rank 3 of 4 was ended by SIGSEGV on {HOST}{place}"

@@ -107,7 +107,7 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
 def test_resume_with_link(
     theirs: RunFolder, work: Path, outside: Path, name: str, target: str, whose: str
 ) -> None:
-    """Hard links and other entries: tests/unit/runs/test_gate.py."""
+    """Hard links and other entries: tests/unit/runs/test_permissions.py."""
     if whose == "mine":
         theirs.claim()
     link = theirs.path / name
@@ -126,7 +126,7 @@ def test_resume_with_link(
 def test_weights_of_run_with_link(
     theirs: RunFolder, work: Path, outside: Path, command: str
 ) -> None:
-    """Other kinds of entries: tests/unit/runs/test_gate.py."""
+    """Other kinds of entries: tests/unit/runs/test_permissions.py."""
     (theirs.path / "odd").symlink_to(outside / "rows.csv")
     more = {
         "eval": (),

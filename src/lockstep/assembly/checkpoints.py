@@ -15,7 +15,7 @@ from lockstep.runs import naming
 from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
-from lockstep.system.wording import expand_path
+from lockstep.system.text import expand_path
 
 # These are errors of zipfile, depending on which byte is wrong.
 DAMAGES = (zipfile.BadZipFile, ValueError, RuntimeError, EOFError, OverflowError, struct.error)
@@ -82,7 +82,7 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     """
     if init_from is None:
         return None
-    from lockstep.runs import gate
+    from lockstep.runs import permissions
 
     # The user typed this path, so a link is followed.
     path = Path(expand_path(init_from)).resolve()
@@ -100,7 +100,7 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     except FileNotFoundError as error:
         raise ConfigError(Error("missing", "", f"init_from={error}")) from error
     try:
-        gate.need_readable(folder)
+        permissions.need_readable(folder)
     except OSError as error:
         raise ConfigError(file_error(error).within("init_from")) from error
     best = choose_checkpoint(folder, folder.best_checkpoint).path

@@ -21,7 +21,7 @@ from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
-from lockstep.system.wording import join_names, plural
+from lockstep.system.text import join_names, plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.image_table import ImageTable

@@ -40,7 +40,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import TakesFeatures, head_inputs
 from lockstep.runs.files import atomic_file
 from lockstep.system.terminal import say, terminal
-from lockstep.system.wording import plural, size_text
+from lockstep.system.text import plural, size_text
 
 FORMAT = 1  # Increase this when the same network gives other features.
 CHUNK = 64  # images of a forward pass, on any number of workers

@@ -26,9 +26,9 @@ from lockstep.distributed.partition import Shard
 from lockstep.distributed.rng import drawing_layer, replace_dropout, seed_of
 from lockstep.models import layout
 from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
-from lockstep.models.origin import attach_ends, origin_of
 from lockstep.models.parameter_groups import ParameterRule, rule_of
-from lockstep.models.passes import Layout
+from lockstep.models.pretrained_metadata import attach_ends, origin_of
+from lockstep.models.protocols import Layout
 from lockstep.models.schedules import Schedule
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import prepare_metric

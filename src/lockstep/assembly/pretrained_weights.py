@@ -12,7 +12,7 @@ from lockstep.config.errors import literal, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
-from lockstep.models.origin import origin_of
+from lockstep.models.pretrained_metadata import origin_of
 from lockstep.system.terminal import say, terminal
 
 

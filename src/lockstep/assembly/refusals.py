@@ -97,10 +97,10 @@ def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
 
     The folder is that of `key` if it is chosen, else the default.
     """
-    from lockstep.runs import gate
+    from lockstep.runs import permissions
 
     try:
-        gate.need_private(Path(chosen or "outputs").resolve())
+        permissions.need_private(Path(chosen or "outputs").resolve())
         error = write_obstacle(Path(chosen or default))
     except PermissionError as refused:
         error = file_error(refused)

@@ -35,7 +35,7 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
 from lockstep.system.hardware import num_cores
-from lockstep.system.wording import join_names, plural
+from lockstep.system.text import join_names, plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoded_splits import Decoding

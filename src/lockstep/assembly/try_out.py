@@ -17,7 +17,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.tasks.scores import MetricError, Scores
 from lockstep.tasks.task import Task, checked_losses
 

@@ -24,7 +24,7 @@ from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.launch import worker
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.files import answer, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
@@ -70,7 +70,7 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
     except ConfigError as error:
         exit_with(error)
     path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
-    return _run(gate.open_new(path).path, config, built, texts)
+    return _run(permissions.open_new(path).path, config, built, texts)
 
 
 def add_benchmark(overrides: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from lockstep.benchmark.results import Record
 from lockstep.callbacks.plots import BLUE, new_figure, style
 from lockstep.runs.files import atomic_file
 from lockstep.system.terminal import printable
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 A4 = (8.27, 11.69)  # inches
 NUM_COLUMNS = 90  # characters per line

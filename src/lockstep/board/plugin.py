@@ -20,7 +20,7 @@ from werkzeug.wrappers import Request, Response
 from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps, test_result
 from lockstep.monitoring.selection import all_runs
-from lockstep.runs import discovery, gate, naming
+from lockstep.runs import discovery, naming, permissions
 from lockstep.runs.files import to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
 
@@ -171,7 +171,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
         try:
-            gate.need_made_here(run.folder, "stop it where it was started")
+            permissions.need_made_here(run.folder, "stop it where it was started")
             run.folder.request_stop("Training tab of TensorBoard")
         except OSError as error:
             raise Refusal(
@@ -200,7 +200,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
                     ),
                 )
             try:
-                gate.need_made_here(run.folder, "copy what you need from it")
+                permissions.need_made_here(run.folder, "copy what you need from it")
                 write_json(run.folder.notes, {"note": note, "tags": tags})
             except OSError as error:
                 raise Refusal(

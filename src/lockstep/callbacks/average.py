@@ -15,7 +15,7 @@ from typing_extensions import Doc, override
 
 from lockstep.models.classifier import Classifier
 from lockstep.system.internals import average_of
-from lockstep.system.kinds import Fraction
+from lockstep.system.types import Fraction
 
 
 def exponential_average(decay: Annotated[Fraction, Doc("its highest value")]) -> Any:

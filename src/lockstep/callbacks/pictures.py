@@ -19,12 +19,12 @@ from lockstep.data.splits import Pixels
 from lockstep.models.classifier import Classifier
 from lockstep.runs.files import atomic_file, remove, write_json
 from lockstep.runs.folder import RunFolder
-from lockstep.system.kinds import Positive
+from lockstep.system.types import Positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lockstep.models.outcomes import Findings
+    from lockstep.models.predictions import Findings
 
 
 class Pictures(L.Callback):

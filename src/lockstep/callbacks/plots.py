@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.splits import Pixels
-from lockstep.models.outcomes import EDGES, Findings
+from lockstep.models.predictions import EDGES, Findings
 from lockstep.runs.files import atomic_file
 
 Image = NDArray[Any]  # (C, H, W)

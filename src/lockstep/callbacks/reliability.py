@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.models.outcomes import Findings, Outcomes
+from lockstep.models.predictions import Findings, Outcomes
 
 
 class Reliability(L.Callback):

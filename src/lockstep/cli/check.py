@@ -21,7 +21,7 @@ from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.terminal import say, show_table, terminal
-from lockstep.system.wording import describe_similar, plural, size_text
+from lockstep.system.text import describe_similar, plural, size_text
 
 # Duplicates are listed by kind. False stands for those that are errors.
 KINDS = (False, "twice", "near")

@@ -10,7 +10,7 @@ from lockstep.cli import inference
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence, signatures
 from lockstep.launch.worker import import_training
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 
@@ -26,7 +26,7 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     needs = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
     if arguments.output is None:
         run = naming.find(arguments.run)
-        gate.need_own(run, "name a file with --output", is_trusted=arguments.trust)
+        permissions.need_own(run, "name a file with --output", is_trusted=arguments.trust)
         arguments.output = str(run.network.with_suffix(".pt2") if missing else run.network)
         if missing:
             print(f"As network.pt2, because network.onnx {needs}", flush=True)

@@ -12,7 +12,7 @@ from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.target_sections import VARIABLE, Data
 from lockstep.runs.files import answer
 from lockstep.system.terminal import show_table
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 def fetch(typed: Sequence[str], source: compose.Source) -> int:

@@ -17,8 +17,8 @@ from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.overrides import plan
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key
 from lockstep.runs.naming import SCRIPTLESS, training_command
+from lockstep.system.text import question
 from lockstep.system.trees import leaves
-from lockstep.system.wording import question
 
 WIDEST = 100  # columns of text
 # Settings have this many columns, and a longer one stands above its meaning.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.assembly import checkpoints, refusals
-from lockstep.cli import answers
+from lockstep.cli import results
 from lockstep.config import saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
@@ -34,7 +34,7 @@ from lockstep.inference.options import (
 )
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job, Task
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
 
@@ -109,7 +109,7 @@ def open_run(
     """
     folder = naming.find(arguments.run)
     if not arguments.trust:
-        gate.need_readable(folder)
+        permissions.need_readable(folder)
     if arguments.checkpoint is None:
         checkpoint = folder.path  # No checkpoint is loaded.
     else:
@@ -265,7 +265,7 @@ def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None
                 num_workers,
                 is_parallel=num_workers > 1,
             )
-            answers.end_task(folder)
+            results.end_task(folder)
         return code
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
@@ -277,7 +277,7 @@ def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None
     with logs as folder:
         code = worker.run_here(Job(task, folder, request), world)
         if world.rank == 0:
-            answers.end_task(folder)
+            results.end_task(folder)
     return code
 
 

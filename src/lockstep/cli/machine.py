@@ -4,13 +4,13 @@ import os
 import sys
 from typing import Any
 
-from lockstep.monitoring.cells import NONE
+from lockstep.monitoring.formatting import NONE
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import training_command
 from lockstep.system import hardware, processes
 from lockstep.system.terminal import new_table, print_table, show_table, terminal
-from lockstep.system.wording import size_text
+from lockstep.system.text import size_text
 
 
 def show_machine(*, is_json: bool) -> int:

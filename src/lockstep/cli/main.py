@@ -79,7 +79,7 @@ def _command() -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        # The message of an EPERM error is a sentence of runs/gate.py.
+        # The message of an EPERM error is a sentence of runs/permissions.py.
         separator = " " if error.errno == errno.EPERM else ": "
         path = display_path(Path(error.filename))
         json_output.fail(f"{path}{separator}{error.strerror}", code="access")

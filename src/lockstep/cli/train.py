@@ -52,7 +52,7 @@ def run_command(project: Path, words: Sequence[str]) -> int:
             from lockstep.sweeps import start
 
             return start.sweep(overrides, source, words, is_trusted=arguments.trust)
-        from lockstep.cli.answers import end_run
+        from lockstep.cli.results import end_run
         from lockstep.cluster import request
 
         requested = request.read(overrides, source, is_trusted=arguments.trust)

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from lockstep.cluster import jobs, waiting
 from lockstep.cluster.jobs import Job
-from lockstep.monitoring import cells
-from lockstep.runs import gate
+from lockstep.monitoring import formatting
+from lockstep.runs import permissions
 from lockstep.runs.files import answer, print_json
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
@@ -24,7 +24,7 @@ from lockstep.system import json_output, terminal
 from lockstep.system.parser import CommandParser
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 NAMES = "id of a job or an array, run folder, or latest"
 EPILOG = (
@@ -107,13 +107,13 @@ def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
     rows = [
         (
             job.id,
-            cells.state(job.state),
+            formatting.state(job.state),
             job.run.name,
-            cells.epochs(job.facts),
-            cells.best(job.facts),
-            job.reason or cells.NONE,
-            cells.time(job.scheduled.elapsed_s or None),
-            job.scheduled.nodes or cells.NONE,
+            formatting.epochs(job.facts),
+            formatting.best(job.facts),
+            job.reason or formatting.NONE,
+            formatting.time(job.scheduled.elapsed_s or None),
+            job.scheduled.nodes or formatting.NONE,
         )
         for job in chosen_jobs
     ]
@@ -135,18 +135,18 @@ def _facts(job: Job) -> list[tuple[str, str | Text]]:
     known, scheduled, facts = job.record, job.scheduled, job.facts
     is_trained = job.exit_code == 0 and not known.command
     return [
-        ("state", cells.state(job.state)),
+        ("state", formatting.state(job.state)),
         ("reason", printable(job.reason)),
         ("command", shlex.join(["lockstep", *redact(known.command)]) if known.command else ""),
         ("run", facts["state"] if not known.command else ""),
-        ("epoch", cells.epochs(facts) if "epoch" in facts else ""),
-        ("best", cells.best(facts) if "best" in facts else ""),
+        ("epoch", formatting.epochs(facts) if "epoch" in facts else ""),
+        ("best", formatting.best(facts) if "best" in facts else ""),
         ("nodes", scheduled.nodes),
         ("requested", jobs.resource_text(known)),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
-        ("submitted", f"{cells.moment(known.submitted)} on {known.host}"),
+        ("submitted", f"{formatting.moment(known.submitted)} on {known.host}"),
         ("earlier jobs", ", ".join(known.earlier)),
         ("log", display_path(Path(known.log))),
         ("code", display_path(Path(known.code))),
@@ -194,7 +194,7 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                 else f": train longer with {resume_override(job.folder.path)}"
             )
             raise ValueError(f"job {job.id} is finished{hint}.")
-        gate.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
+        permissions.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
     resumed: list[dict[str, str]] = []
     for job in chosen_jobs:
         job.folder.claim()

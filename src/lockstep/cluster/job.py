@@ -25,7 +25,7 @@ from lockstep.system.hardware import num_visible_gpus
 from lockstep.system.launcher import PROJECT, outer_world
 from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 HELD = (*STOP_SIGNALS, signal.SIGUSR2)
 # This starts every process of a job. It blocks the signals until the run can handle them.

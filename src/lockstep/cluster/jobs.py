@@ -12,13 +12,13 @@ from typing import Any
 from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.runs import discovery, gate
+from lockstep.runs import discovery, permissions
 from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system.terminal import printable
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 # States of a job that its scheduler has forgotten, by the state of its run.
 ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped", "pruned": "stopped"}
@@ -193,7 +193,7 @@ def cancel(jobs: Sequence[Job]) -> None:
     Raises ValueError or PermissionError if that is rejected.
     """
     for job in jobs:
-        gate.need_made_here(job.folder, "cancel it where it was submitted")
+        permissions.need_made_here(job.folder, "cancel it where it was submitted")
     if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
         scheduler.cancel(submitted)
     for job in jobs:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lockstep.cluster import jobs
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.files import answer
 from lockstep.runs.folder import LIVE_STATES, SWEEP, RunFolder
 
@@ -18,13 +18,13 @@ def stop(run: str, reason: str) -> int:
     live: list[jobs.Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
-        gate.need_made_here(folder, STOP_IT)
+        permissions.need_made_here(folder, STOP_IT)
         live = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
         is_running, state = bool(live) or folder.is_locked() is not False, ""
         name, its = f"the sweep in {naming.display_path(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
-        gate.need_made_here(folder, STOP_IT)
+        permissions.need_made_here(folder, STOP_IT)
         state = folder.read_status().get(
             "state", "starting" if folder.is_locked() else "not started"
         )

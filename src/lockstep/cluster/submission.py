@@ -20,7 +20,7 @@ from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.files import answer
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
@@ -86,7 +86,9 @@ def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
     """
     if chosen is not None:
         _need_empty(chosen)
-    folder = gate.open_new(chosen or naming.create_path(Path("outputs"), name, datetime.now()))
+    folder = permissions.open_new(
+        chosen or naming.create_path(Path("outputs"), name, datetime.now())
+    )
     try:
         yield folder
     except BaseException:

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.redaction import redact
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
+from lockstep.system.types import MAX_INTEGER
 
 PREFIX = "config error: "
 Code = Literal[
@@ -104,7 +104,7 @@ def errors_of(text: object) -> list[Error]:
 
 
 def file_error(error: OSError) -> Error:
-    """Return the error of a file or folder that `runs.gate` refuses."""
+    """Return the error of a file or folder that `runs.permissions` refuses."""
     return Error("access", naming.display_path(Path(error.filename)), str(error.strerror))
 
 

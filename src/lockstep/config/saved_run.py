@@ -17,7 +17,7 @@ from lockstep.config.overrides import Job
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.discovery import look_at
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
@@ -73,7 +73,7 @@ def check_resume(
     Raises ConfigError with all errors.
     """
     try:
-        gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+        permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
     except PermissionError as error:
         raise ConfigError(file_error(error).within("resume")) from error
     saved = config_file.load(folder.config)

@@ -24,7 +24,7 @@ from lockstep.data.splits import (
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from lockstep.callbacks import pictures
 from lockstep.data.splits import Images
-from lockstep.models.outcomes import Findings
+from lockstep.models.predictions import Findings
 from lockstep.runs.files import move, write_json
 from lockstep.system.terminal import new_table, print_table, terminal
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 SCORES = ("images", "precision", "recall", "f1")
 MAX_CLASSES_SHOWN = 40  # in the terminal

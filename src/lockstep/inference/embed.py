@@ -19,11 +19,11 @@ from lockstep.inference.options import EmbedOptions, TrainedRun
 from lockstep.inference.row_chunks import RowFile, write_rows
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import head_inputs
-from lockstep.models.origin import attach_ends
+from lockstep.models.pretrained_metadata import attach_ends
 from lockstep.runs.files import atomic_file, csv_text
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 def embed(

@@ -38,7 +38,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import show_table
-from lockstep.system.wording import join_names, plural, similar_names
+from lockstep.system.text import join_names, plural, similar_names
 
 Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and messages
 

@@ -34,8 +34,8 @@ from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
 from lockstep.system.terminal import show_table
+from lockstep.system.text import plural, size_text
 from lockstep.system.tracebacks import located
-from lockstep.system.wording import plural, size_text
 
 # Rounding in float32 causes differences of 6e-8, and sums in another order up to 1e-5 in deep
 # networks. A wrong operator differs by 1e-2 or more.

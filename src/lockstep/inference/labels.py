@@ -16,7 +16,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
 from lockstep.system.terminal import new_table, print_table, say, terminal
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
 
 HEAD = ("file", "label", "suggested", "score", "suspicious", "split")

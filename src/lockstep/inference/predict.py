@@ -32,7 +32,7 @@ from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.launcher import World
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
 
 # This key of summary.json has the hash of the network of fold_predictions.csv.

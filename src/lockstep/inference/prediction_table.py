@@ -14,7 +14,7 @@ from lockstep.inference.row_chunks import RowWriter
 from lockstep.inference.selective import UNKNOWN
 from lockstep.runs.files import uncell
 from lockstep.system.terminal import new_table, print_table, say, terminal
-from lockstep.system.wording import join_names, plural
+from lockstep.system.text import join_names, plural
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel

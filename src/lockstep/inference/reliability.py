@@ -22,9 +22,9 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.inference import class_report
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.models.outcomes import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
+from lockstep.models.predictions import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
 from lockstep.system.terminal import measure, new_table, print_table, say, terminal
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
 NUM_RESAMPLES = 1000

@@ -20,7 +20,7 @@ from types import FrameType
 
 from lockstep.launch import child, worker
 from lockstep.launch.worker import Job
-from lockstep.runs import vitals
+from lockstep.runs import heartbeat
 from lockstep.runs.files import no_link, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S
 from lockstep.system.hardware import num_cores
@@ -195,7 +195,7 @@ class Workers:
 
         Print it if that fails.
         """
-        text = vitals.end_of(self._job.folder, rank, f"rank {rank} of {self._num_workers}", code)
+        text = heartbeat.end_of(self._job.folder, rank, f"rank {rank} of {self._num_workers}", code)
         try:
             write_atomically(self._job.folder.failure, text)
         except OSError:
@@ -231,7 +231,9 @@ class Workers:
             process.kill()
         for rank, process in enumerate(self._processes):
             process.join()
-            vitals.forget(self._job.folder, rank)  # A killed rank could not remove its heartbeat.
+            heartbeat.forget(
+                self._job.folder, rank
+            )  # A killed rank could not remove its heartbeat.
 
 
 def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:

@@ -16,13 +16,13 @@ from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
 from lockstep.launch.worker import Job
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, resume_command, resume_override
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag, SignalList
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 def start(
@@ -149,7 +149,7 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
             folder = (
                 RunFolder(naming.create_path(outputs, config.run_name, datetime.now()))
                 if path is None
-                else gate.open_new(path)
+                else permissions.open_new(path)
             )
             earlier_files = os.listdir(folder.path)
             lock.enter_context(lock_run(folder))

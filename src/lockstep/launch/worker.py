@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from lockstep.config import build
 from lockstep.config.errors import PREFIX, ConfigError, Error, Refused, errors_of, report
-from lockstep.runs import vitals
+from lockstep.runs import heartbeat
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import (
     EXIT_CONFIG,
@@ -114,7 +114,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
         if world and sys.platform == "linux":
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        with vitals.write_heartbeats(job.folder, rank):
+        with heartbeat.write_heartbeats(job.folder, rank):
             import_training()
             _prepare_libraries()
             if job.hydra is not None:
@@ -160,9 +160,9 @@ def _missing_ranks(error: BaseException, folder: RunFolder, world_size: int) -> 
 
     if isinstance(error, FailedElsewhere):
         folder.await_failure(GRACE_S)
-    lost = vitals.silent_ranks(folder, world_size) if is_lost_rank(error) else ""
+    lost = heartbeat.silent_ranks(folder, world_size) if is_lost_rank(error) else ""
     if not lost and is_missing_rank(error) and not folder.failure.exists():
-        return vitals.absent_ranks(folder, world_size)
+        return heartbeat.absent_ranks(folder, world_size)
     return lost
 
 

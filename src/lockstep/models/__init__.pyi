@@ -1,7 +1,7 @@
 from .classifier import Classifier as Classifier
 from .libraries import timm as timm
 from .libraries import torchvision as torchvision
-from .origin import Origin as Origin
+from .pretrained_metadata import Origin as Origin
 from .probe import Newton as Newton
 from .resnet import ResNet18 as ResNet18
 from .schedules import constant as constant

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 from lockstep.models.classifier import Classifier
-from lockstep.system.wording import join_names, plural
+from lockstep.system.text import join_names, plural
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel

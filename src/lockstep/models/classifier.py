@@ -25,7 +25,7 @@ from lockstep.distributed.rng import ExactDropout, replace_dropout
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.counts import EpochCounts
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
-from lockstep.models.passes import Compiler, Graphed, Grapher, Layout
+from lockstep.models.protocols import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.models.virtual import VirtualParts

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lockstep.models.origin import attach_ends
+from lockstep.models.pretrained_metadata import attach_ends
 
 
 class Float32(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
-from lockstep.models.passes import Layout
+from lockstep.models.protocols import Layout
 
 # The kernel writes as many channels as a vector register has float32 numbers.
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from typing_extensions import Doc, override
 
 from lockstep.models import weight_files
-from lockstep.models.origin import Origin, attach_ends
+from lockstep.models.pretrained_metadata import Origin, attach_ends
 from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
-from lockstep.system.kinds import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
+from lockstep.system.types import Dropout, DropPath, FrozenNorms, HeadOnly, Pretrained
 
 # These are the mean and standard deviation of the channels of ImageNet.
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

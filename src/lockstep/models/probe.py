@@ -13,7 +13,7 @@ from typing_extensions import Doc, override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.models.classifier import Classifier
-from lockstep.system.kinds import Positive, PositiveFloat, PositiveFraction
+from lockstep.system.types import Positive, PositiveFloat, PositiveFraction
 from lockstep.tasks.task import Task, checked_losses
 
 # A feature is nearly constant if its standard deviation is at most this fraction of its mean. Its

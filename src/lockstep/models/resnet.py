@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import Doc, override
 
 from lockstep.distributed.batch_norm import BatchNorm2d
-from lockstep.system.kinds import Fraction, Positive
+from lockstep.system.types import Fraction, Positive
 
 
 class Block(nn.Module):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from typing_extensions import Doc
 
-from lockstep.system.kinds import Fraction
+from lockstep.system.types import Fraction
 
 # Schedules change these settings of an optimizer.
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")

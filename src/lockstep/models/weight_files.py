@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.models.origin import Origin
-from lockstep.system.wording import expand_path, join_names, plural
+from lockstep.models.pretrained_metadata import Origin
+from lockstep.system.text import expand_path, join_names, plural
 
 State = Mapping[str, Tensor]
 # These are the keys in checkpoints of timm's and torchvision's scripts. The average comes first,

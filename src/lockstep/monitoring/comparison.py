@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from lockstep.monitoring import cells
+from lockstep.monitoring import formatting
 from lockstep.runs.discovery import look_at, read_tests, restrict_to_epoch
 from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
@@ -46,7 +46,7 @@ def show_settings(settings: Sequence[Row]) -> None:
     else:
         _show(
             "settings",
-            [(key, [cells.setting(value) for value in values]) for key, values in settings],
+            [(key, [formatting.setting(value) for value in values]) for key, values in settings],
         )
 
 
@@ -125,4 +125,6 @@ def _result(key: str, value: Any) -> str:
         return value
     if value is not None and key == "epoch_s":
         return duration(value)
-    return f"{value:,.0f}" if value is not None and key == "images_per_s" else cells.number(value)
+    if value is not None and key == "images_per_s":
+        return f"{value:,.0f}"
+    return formatting.number(value)

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from lockstep.monitoring import cells
+from lockstep.monitoring import formatting
 from lockstep.runs.discovery import has_bad_loss, look_at, restrict_to_epoch
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
@@ -48,7 +48,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: Rows = [
-        ("state", cells.state(state)),
+        ("state", formatting.state(state)),
         ("reason", facts.get("reason", "") or _silence(facts)),
         ("progress", f"{facts['percent']:.1f} %" if "percent" in facts else ""),
         (
@@ -61,11 +61,11 @@ def _progress(facts: dict[str, Any]) -> Rows:
         ("time", used + left),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
-        ("best", cells.best(facts) if "best" in facts else ""),
+        ("best", formatting.best(facts) if "best" in facts else ""),
         ("weights", facts.get("weights_sha256", "")[:12]),
         ("metrics", _epoch_of_metrics(facts) if "metrics_epoch" in facts else ""),
     ]
-    return rows + [(name, cells.number(value)) for name, value in facts["metrics"].items()]
+    return rows + [(name, formatting.number(value)) for name, value in facts["metrics"].items()]
 
 
 def _epoch_of_metrics(facts: dict[str, Any]) -> str:
@@ -95,8 +95,8 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
         ("loads", facts.get("loads", "")),
         ("precision", facts.get("precision", "")),
         ("process", process),
-        ("started", cells.moment(facts["started"]) if "started" in facts else ""),
-        ("updated", f"{cells.moment(updated)}{ago}" if updated else ""),
+        ("started", formatting.moment(facts["started"]) if "started" in facts else ""),
+        ("updated", f"{formatting.moment(updated)}{ago}" if updated else ""),
         ("failure", display_path(folder.failure) if folder.failure.is_file() else ""),
         ("run folder", display_path(folder.path)),
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.monitoring import cells
+from lockstep.monitoring import formatting
 from lockstep.monitoring.selection import Listed, all_runs, root_of
 from lockstep.runs import naming
 from lockstep.runs.discovery import Watched, differing_overrides
@@ -18,7 +18,7 @@ from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
 from lockstep.system.terminal import new_table, print_table, printable, say
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
 
@@ -80,15 +80,15 @@ def table(runs: Sequence[Listed], out: Console) -> Table:
     overrides = differing_overrides([run.facts for run in runs])
     rows = [
         (
-            cells.state(run.facts["state"]),
+            formatting.state(run.facts["state"]),
             run.discovered.name
             if run.discovered.name != "."
             else run.discovered.folder.path.resolve().name,
-            cells.best(run.facts),
-            overrides[run.discovered.id] or cells.NONE,
-            cells.epochs(run.facts),
-            cells.time(run.facts.get("epoch_s")),
-            cells.moment(run.since),
+            formatting.best(run.facts),
+            overrides[run.discovered.id] or formatting.NONE,
+            formatting.epochs(run.facts),
+            formatting.time(run.facts.get("epoch_s")),
+            formatting.moment(run.since),
         )
         for run in runs
     ]

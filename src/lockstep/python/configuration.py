@@ -18,7 +18,7 @@ from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
-from lockstep.runs import gate
+from lockstep.runs import permissions
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import outer_world
 
@@ -116,7 +116,7 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     Raises ConfigError or PermissionError.
     """
     if not is_trusted:
-        gate.need_readable(folder)
+        permissions.need_readable(folder)
     config = config_file.load(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)

@@ -31,7 +31,7 @@ from lockstep.python.prediction import Prediction, Predictions
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 def load(

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lockstep.runs.folder import CODE, SWEEP, RunFolder
-from lockstep.system.wording import expand_path
+from lockstep.system.text import expand_path
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # Hydra parses these as another type.
 SCRIPTLESS = "lockstep train"  # the command that trains in any folder
@@ -28,13 +28,13 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
 
     Raises PermissionError in a shared folder.
     """
-    from lockstep.runs import gate  # Workers, which only show names, do not import it.
+    from lockstep.runs import permissions  # Workers, which only show names, do not import it.
 
     root.mkdir(parents=True, exist_ok=True)
-    gate.need_private(root)
+    permissions.need_private(root)
     while True:
         path = free_path(root, name, now)
-        gate.need_private(path.parent)
+        permissions.need_private(path.parent)
         with contextlib.suppress(FileExistsError):  # Another process has just created it.
             path.mkdir(0o755, parents=True)
             return path
@@ -42,11 +42,11 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
 
 def free_path(root: Path, name: str, now: datetime) -> Path:
     """Return the path that `create_path` would create."""
-    from lockstep.runs import gate
+    from lockstep.runs import permissions
 
     day = root / f"{now:%Y-%m-%d}"
     # The folder belongs to another user.
-    if day.exists() and (gate.exposure(day) or not os.access(day, os.W_OK)):
+    if day.exists() and (permissions.exposure(day) or not os.access(day, os.W_OK)):
         day = day.with_name(f"{day.name}_{os.geteuid()}")
     stem = day / f"{now:%H-%M-%S}_{name}"
     numbered = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))

@@ -12,7 +12,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import hydra_text, quote_path
 from lockstep.sweeps import views
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.trials import out_of_fold
 from lockstep.trials.ledger import DONE, Ledger, Trial, group_of
 from lockstep.trials.results import monitored_objective

@@ -19,7 +19,7 @@ from lockstep.config.saved.resume import keep_settled
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.launch import runner
-from lockstep.runs import gate
+from lockstep.runs import permissions
 from lockstep.runs.files import answer
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import display_path, quote_path
@@ -29,8 +29,8 @@ from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.pool import Pool
 from lockstep.system import hardware
 from lockstep.system.redaction import redact
+from lockstep.system.text import plural
 from lockstep.system.trees import leaves
-from lockstep.system.wording import plural
 from lockstep.trials import out_of_fold
 from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
 from lockstep.trials.results import monitored_objective
@@ -314,7 +314,7 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
     folder = RunFolder(path.resolve())
     if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
         try:
-            gate.open_new(folder.path).claim()
+            permissions.open_new(folder.path).claim()
         except PermissionError as error:
             raise ConfigError(file_error(error)) from error
     need_own(folder)

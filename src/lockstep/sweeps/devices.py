@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Launcher
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 class Machine(NamedTuple):

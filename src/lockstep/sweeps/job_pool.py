@@ -17,7 +17,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import quote_path, training_command
 from lockstep.system.redaction import redact
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.trials.ledger import Ledger, Trial
 
 

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 from lockstep.launch import child, prepared_run
-from lockstep.runs import vitals
+from lockstep.runs import heartbeat
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
 from lockstep.sweeps.devices import Devices, Need, Shard
 from lockstep.trials.ledger import Trial
@@ -112,8 +112,8 @@ def _record_end(folder: RunFolder, code: int) -> None:
         return
     text = f"the process of the trial exited with code {code}\n"
     if code < 0:
-        text = vitals.end_of(folder, 0, "the process of the trial", code)
-        vitals.forget(folder, 0)
+        text = heartbeat.end_of(folder, 0, "the process of the trial", code)
+        heartbeat.forget(folder, 0)
     folder.record_failure(text)
     status = folder.read_status()
     if not status or status.get("state") in (*LIVE_STATES, "no signal"):

@@ -31,7 +31,7 @@ from lockstep.runs.folder import JOURNAL
 from lockstep.runs.naming import display_path
 from lockstep.sweeps.course import Grid
 from lockstep.system.internals import resumed_trial
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.trials.ledger import DONE, Ledger, Trial
 from lockstep.trials.results import Objective
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.table import Table as RichTable
 
-from lockstep.monitoring import cells
+from lockstep.monitoring import formatting
 from lockstep.runs.files import print_json
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps.pool import LOG
@@ -56,7 +56,7 @@ class View:
             )
             used = duration(time.monotonic() - self._since[trial.number])
             line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
-            self._say(line, cells.STYLES.get(state, "red"))
+            self._say(line, formatting.STYLES.get(state, "red"))
         if state == "failed":
             out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
@@ -120,7 +120,7 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
 
 def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console) -> RichTable:
     texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
-    texts["state"] = [cells.state(row.state) for row in rows]
+    texts["state"] = [formatting.state(row.state) for row in rows]
     name, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
     order = ("trial", "state", name, *keys, *tests[:1], "epoch", "time", *tests, "device")
     names = [name for name in dict.fromkeys(order) if name in texts]

@@ -8,7 +8,7 @@ from typing import NoReturn
 from typing_extensions import override
 
 from lockstep.system import json_output
-from lockstep.system.wording import near_names, question
+from lockstep.system.text import near_names, question
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
-from lockstep.system.kinds import Fraction, NonNegative
+from lockstep.system.types import Fraction, NonNegative
 from lockstep.tasks.task import SupervisedTask, all_or_none, every, mean_of_each
 
 

@@ -12,7 +12,7 @@ from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import repeat_channels
-from lockstep.models.origin import attach_ends
+from lockstep.models.pretrained_metadata import attach_ends
 from lockstep.models.weight_files import State, describe, fit_weights
 from lockstep.runs.naming import display_path
 from lockstep.system.terminal import say, terminal

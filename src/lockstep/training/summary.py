@@ -21,7 +21,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.runs.naming import display_path, metric_name, quote_path, short_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
-from lockstep.system.wording import describe_similar, join_names, plural
+from lockstep.system.text import describe_similar, join_names, plural
 
 FEW_CORES = 8
 REHEARSAL = "for testing; with few cores one process with all threads is faster"

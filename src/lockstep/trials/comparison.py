@@ -16,7 +16,7 @@ from lockstep.monitoring import comparison
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.terminal import measure, say, terminal
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.trials.differences import Difference, bounded, holm, paired_test, unpaired_test, words
 from lockstep.trials.ledger import Ledger
 from lockstep.trials.out_of_fold import names as names_of

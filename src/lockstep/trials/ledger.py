@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config.errors import ConfigError, Error, file_error
-from lockstep.runs import gate, naming
+from lockstep.runs import naming, permissions
 from lockstep.runs.discovery import look_at
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
@@ -162,7 +162,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     A trusted sweep becomes a sweep of this user.
     """
     try:
-        gate.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+        permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
         made = [
             trial.folder
             for trial in Ledger.open(folder.path, None, ()).trials
@@ -171,7 +171,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
         for each in (folder, *made):
             if is_trusted:
                 each.claim()
-            gate.need_made_here(each, naming.ADOPT)
+            permissions.need_made_here(each, naming.ADOPT)
     except PermissionError as error:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:

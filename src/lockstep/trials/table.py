@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.monitoring.cells import epochs, text, time
+from lockstep.monitoring.formatting import epochs, text, time
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Objective, Row, monitored_objective, row_of
 

@@ -29,7 +29,7 @@ from lockstep.system import hardware, json_output
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag, SignalList
 from lockstep.system.terminal import new_table, print_table, say, terminal
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 if TYPE_CHECKING:
     from lockstep.verify.comparison import Compared

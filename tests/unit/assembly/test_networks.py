@@ -12,7 +12,7 @@ from lockstep.assembly.pretrained_weights import load_pretrained
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema.configuration import Config
-from lockstep.models.origin import Origin
+from lockstep.models.pretrained_metadata import Origin
 from tests.support.harness import own_network
 from tests.support.networks import Plain
 

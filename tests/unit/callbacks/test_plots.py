@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lockstep.callbacks import plots
-from lockstep.models.outcomes import Findings, Quality
+from lockstep.models.predictions import Findings, Quality
 
 AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that does not fit", "", "  ", "<b>"]
 

@@ -18,7 +18,7 @@ from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
 from lockstep.data.splits import ImageError, Images, Splits, whole
-from lockstep.system.wording import similar_names
+from lockstep.system.text import similar_names
 from tests.support.image_files import SETTINGS, write_image
 
 FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import classification_report, confusion_matrix
 
 from lockstep.inference import class_report
-from lockstep.models.outcomes import Findings, Quality
+from lockstep.models.predictions import Findings, Quality
 
 NAMES = ["ape", "bee", "cat", "dog", "never"]
 

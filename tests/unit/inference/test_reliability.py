@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
 
 from lockstep.inference import reliability
 from lockstep.models.calibration import Calibration
-from lockstep.models.outcomes import Findings, Outcomes
+from lockstep.models.predictions import Findings, Outcomes
 from lockstep.tasks.vectors import Multilabel
 from tests.support.modules import classification
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lockstep.models import weight_files
-from lockstep.models.origin import attach_ends
+from lockstep.models.pretrained_metadata import attach_ends
 from tests.support.networks import Plain
 
 

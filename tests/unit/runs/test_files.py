@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.runs import files, vitals
+from lockstep.runs import files, heartbeat
 from lockstep.runs.folder import RunFolder
 
 
@@ -40,14 +40,14 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, wha
         with pytest.raises(OSError, match="not a regular file"):
             read(folder.summary)
     assert folder.is_locked() is None
-    assert vitals.end_of(folder, 0, "rank 0", -11).startswith("rank 0 was ended by SIGSEGV")
+    assert heartbeat.end_of(folder, 0, "rank 0", -11).startswith("rank 0 was ended by SIGSEGV")
 
 
 @pytest.mark.timeout(60)  # where it waits, it waits for ever
 def test_heartbeats_of_pipe(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     os.mkfifo(folder.rank_log(0))
-    with pytest.raises(OSError, match="not a regular file"), vitals.write_heartbeats(folder, 0):
+    with pytest.raises(OSError, match="not a regular file"), heartbeat.write_heartbeats(folder, 0):
         pass
 
 

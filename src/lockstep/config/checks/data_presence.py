@@ -11,7 +11,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.image_table import class_folders, require_folder, require_path
 from lockstep.data.sources import FOLDERS
-from lockstep.system.wording import expand_path
+from lockstep.system.text import expand_path
 
 
 def check(section: Data) -> None:

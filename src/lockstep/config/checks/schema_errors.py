@@ -10,10 +10,10 @@ from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, f
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
-from lockstep.system.kinds import MAX_INTEGER
 from lockstep.system.redaction import redact
+from lockstep.system.text import question
 from lockstep.system.trees import at
-from lockstep.system.wording import question
+from lockstep.system.types import MAX_INTEGER
 
 
 def schema_errors(

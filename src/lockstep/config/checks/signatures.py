@@ -17,9 +17,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from lockstep.config.errors import Error, mismatch, one_line
 from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, targets
-from lockstep.system.kinds import MAX_INTEGER
+from lockstep.system.text import near_names, question
 from lockstep.system.trees import at
-from lockstep.system.wording import near_names, question
+from lockstep.system.types import MAX_INTEGER
 
 # The training supplies these parameters, in some sections the first one by position, in others by
 # keyword.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import Error, literal
 from lockstep.config.schema.configuration import BenchmarkConfig, Config
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 
 def errors(config: Config) -> Iterator[Error]:

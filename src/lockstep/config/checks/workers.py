@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from lockstep.config.errors import Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware, launcher
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
 
 # A worker needs less memory than this (private pages in smaps_rollup, one thread, torch 2.15).
 WORKER_BYTES = 2**29

@@ -13,8 +13,8 @@ from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS
 from lockstep.config.schema.legal_keys import Groups, hint, legal_names, meant_key, unknown_key
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.system import hardware
+from lockstep.system.text import near_names
 from lockstep.system.trees import at
-from lockstep.system.wording import near_names
 
 # These settings are for jobs that Hydra starts. Lockstep only composes with Hydra, so they have no
 # effect.

@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError, Error
 from lockstep.runs.naming import hydra_text
-from lockstep.system.wording import expand_path
+from lockstep.system.text import expand_path
 
 
 def hydra_overrides(texts: Sequence[str]) -> list[str]:

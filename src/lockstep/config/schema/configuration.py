@@ -36,7 +36,7 @@ from lockstep.config.schema.target_sections import (
     Target,
     TaskSection,
 )
-from lockstep.system.kinds import PathText, Positive, Seed
+from lockstep.system.types import PathText, Positive, Seed
 
 # The user chooses the names of the entries of these sections.
 NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameters": ParameterGroup}

@@ -9,8 +9,8 @@ from typing import Any
 from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import CALLED, NAMED, fields, root, section
 from lockstep.config.schema.target_sections import is_ours
+from lockstep.system.text import near_names, question
 from lockstep.system.trees import at, leaves
-from lockstep.system.wording import near_names, question
 
 Groups = Mapping[str, Sequence[str]]  # Options of every configuration group, for hints
 # Settings, with their names in PyTorch scripts, Lightning, timm and MATLAB that the search for

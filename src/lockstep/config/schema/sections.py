@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
-from lockstep.system.kinds import (
+from lockstep.system.trees import leaves
+from lockstep.system.types import (
     MAX_INTEGER,
     Count,
     NonNegative,
@@ -20,7 +21,6 @@ from lockstep.system.kinds import (
     PositiveFloat,
     Probability,
 )
-from lockstep.system.trees import leaves
 
 # A plain string in an annotation replaces the type and its pattern in help and errors.
 Name = Annotated[str, Field(pattern=r"^[\w.=+-]+$"), "text of letters, digits and _.=+-"]

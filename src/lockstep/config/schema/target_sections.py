@@ -10,8 +10,8 @@ from annotated_types import Ge, Le
 from pydantic import ConfigDict, Field
 
 from lockstep.config.schema.sections import Dotted, Scope, Section
-from lockstep.system.kinds import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
-from lockstep.system.wording import expand_path
+from lockstep.system.text import expand_path
+from lockstep.system.types import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
 
 CLASSIFIER = "lockstep.models.Classifier"
 # Each of these targets builds networks of a library.

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from lockstep.config.schema.sections import is_section
-from lockstep.system.kinds import MAX_INTEGER
+from lockstep.system.types import MAX_INTEGER
 
 # The values of types in these modules can be written in YAML.
 PLAIN_MODULES = ("builtins", "collections.abc", "datetime", "pathlib", "typing")

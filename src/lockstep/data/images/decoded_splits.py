@@ -38,7 +38,7 @@ from lockstep.data.splits import (
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
 from lockstep.system.hardware import available_bytes, num_cores
-from lockstep.system.wording import plural, size_text
+from lockstep.system.text import plural, size_text
 
 FORMAT = 5  # increased when the same files give different pixels
 HINT = (

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.runs.files import read_json
-from lockstep.system.wording import join_names, plural, similar_names
+from lockstep.system.text import join_names, plural, similar_names
 
 IMAGE_SUFFIXES = (
     *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),

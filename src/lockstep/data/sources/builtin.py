@@ -12,7 +12,7 @@ from typing_extensions import Doc
 
 from lockstep.data.splits import Fold, Images, Splits, rounded_sizes
 from lockstep.distributed.rng import generator
-from lockstep.system.kinds import Channels, Positive, PositiveFraction, Seed, SplitSeed
+from lockstep.system.types import Channels, Positive, PositiveFraction, Seed, SplitSeed
 
 
 def digits(

@@ -26,8 +26,8 @@ from lockstep.data.splits import (
     value_counts,
 )
 from lockstep.data.transfer.file_lock import Progress
-from lockstep.system.kinds import PositiveFloat, PositiveFraction, Seed
-from lockstep.system.wording import plural
+from lockstep.system.text import plural
+from lockstep.system.types import PositiveFloat, PositiveFraction, Seed
 
 
 def dataset(

@@ -10,7 +10,7 @@ from typing_extensions import Doc
 from lockstep.data.sources import FOLDERS
 from lockstep.data.sources.builtin import cut_splits, take_images
 from lockstep.data.splits import Fold, Splits
-from lockstep.system.kinds import FilesRoot, PositiveFraction, SplitSeed
+from lockstep.system.types import FilesRoot, PositiveFraction, SplitSeed
 
 
 def fashion_mnist(

@@ -26,7 +26,7 @@ from lockstep.data.images.image_table import (
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.dates import newest
 from lockstep.data.splits import Fold, Images, Kept, Splits
-from lockstep.system.kinds import (
+from lockstep.system.types import (
     Background,
     Cache,
     Channels,

@@ -33,7 +33,7 @@ from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.splits import Fold, Kept, Splits, shorten_lines
 from lockstep.runs.files import read_json, uncell
-from lockstep.system.kinds import (
+from lockstep.system.types import (
     Background,
     Cache,
     Channels,

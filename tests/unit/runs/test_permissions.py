@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.runs import gate
+from lockstep.runs import permissions
 from lockstep.runs.folder import RunFolder
 
 
@@ -26,14 +26,14 @@ def test_moved_and_copied_folder(run: RunFolder) -> None:
     """A moved folder is one's own, and a copy is a stranger's."""
     moved, copy = RunFolder(run.path.with_name("moved")), RunFolder(run.path.with_name("copy"))
     run.path.rename(moved.path)
-    gate.need_own(moved, "")
+    permissions.need_own(moved, "")
     shutil.copytree(moved.path, copy.path)
     with pytest.raises(PermissionError, match="was not made here"):
-        gate.need_own(copy, "")
-    gate.need_own(copy, "", is_trusted=True)
-    gate.need_readable(copy)
+        permissions.need_own(copy, "")
+    permissions.need_own(copy, "", is_trusted=True)
+    permissions.need_readable(copy)
     copy.claim()
-    gate.need_own(copy, "")
+    permissions.need_own(copy, "")
 
 
 def test_a_link_to_ones_own_folder_and_a_damaged_record_are_not_ones_own(run: RunFolder) -> None:
@@ -54,15 +54,15 @@ PLANTED: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("what", PLANTED)
 def test_planted_entry(run: RunFolder, what: str) -> None:
     """It is named; what is one's own is only read."""
-    gate.need_plain(run.path)
+    permissions.need_plain(run.path)
     PLANTED[what](run.checkpoints / "odd.ckpt")
     for is_trusted in (False, True):
         with pytest.raises(PermissionError, match=what):
-            gate.need_own(run, "", is_trusted=is_trusted)
-    gate.need_readable(run)
+            permissions.need_own(run, "", is_trusted=is_trusted)
+    permissions.need_readable(run)
     run.note(inode=0)
     with pytest.raises(PermissionError, match=what):
-        gate.need_readable(run)
+        permissions.need_readable(run)
 
 
 @pytest.mark.parametrize("name", ["wandb", "job"])
@@ -73,11 +73,11 @@ def test_links_that_libraries_make_are_accepted_and_a_link_in_place_of_their_fol
     (folder / "run-1").mkdir(parents=True)
     (folder / "latest-run").symlink_to("run-1")
     (folder / "run-1" / "debug-core.log").symlink_to("/home/me/.cache/wandb/logs/core.log")
-    gate.need_own(run, "")
+    permissions.need_own(run, "")
     folder.rename(run.path.with_name("other"))
     folder.symlink_to(run.path.with_name("other"))
     with pytest.raises(PermissionError, match="is a link"):
-        gate.need_own(run, "")
+        permissions.need_own(run, "")
 
 
 @pytest.mark.parametrize("name", ["outputs", "outputs/run"])
@@ -104,7 +104,7 @@ def test_open_new_writable_by_others(
         else contextlib.nullcontext()
     )
     with error:
-        gate.open_new(tmp_path / name)
+        permissions.open_new(tmp_path / name)
     assert (tmp_path / "outputs" / "run").exists() == (name == "outputs/run" and not is_refused)
 
 
@@ -114,11 +114,11 @@ def test_open_new_private_group(tmp_path: Path) -> None:
     if group.gr_mem or group.gr_name != Path.home().owner():
         pytest.skip(f"the group {group.gr_name} is not that of one user")
     tmp_path.chmod(0o775)
-    assert gate.open_new(tmp_path / "run").path.is_dir()
+    assert permissions.open_new(tmp_path / "run").path.is_dir()
 
 
 def test_a_new_run_begins_next_to_no_link(tmp_path: Path) -> None:
-    assert gate.open_new(tmp_path / "new").path == tmp_path / "new"
+    assert permissions.open_new(tmp_path / "new").path == tmp_path / "new"
     (tmp_path / "new" / "validation").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="is a link"):
-        gate.open_new(tmp_path / "new")
+        permissions.open_new(tmp_path / "new")

@@ -10,7 +10,7 @@ from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.inference.class_report import accuracy_interval
 from lockstep.inference.reliability import report
 from lockstep.models.calibration import Calibration
-from lockstep.models.outcomes import Findings, Outcomes
+from lockstep.models.predictions import Findings, Outcomes
 from tests.support.modules import classification
 
 NUM_CLASSES = 5
