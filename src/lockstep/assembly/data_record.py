@@ -52,12 +52,12 @@ class Overlap(NamedTuple):
     replaced: list[str]
 
 
-def keep(here: Session, images: Splits, run: RunFolder) -> None:
+def keep(session: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
-    together(lambda: _write(run, record_of(images)) if here.rank == 0 else None)
+    together(lambda: _write(run, record_of(images)) if session.rank == 0 else None)
 
 
-def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
+def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
     """Check that images are those of the run. Every rank must call it.
 
     With changed_data=accept, print the changes instead. A run that `is_new` may have no record.
@@ -65,7 +65,7 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
     """
 
     def work() -> None:
-        if here.rank != 0 or (is_new and not run.images.exists()):
+        if session.rank != 0 or (is_new and not run.images.exists()):
             return
         before, now = read(run), record_of(images)
         changes = ["its images were not recorded"] if before is None else differences(before, now)
@@ -77,7 +77,7 @@ def compare(here: Session, images: Splits, run: RunFolder, *, is_new: bool = Fal
                 f"{text}. Its network has a different number of outputs: restore the data, "
                 "or train a new run"
             )
-        if here.config.changed_data == "refuse":
+        if session.config.changed_data == "refuse":
             raise ValueError(
                 f"{text}. Restore the data, or add changed_data=accept to use them as they are now"
             )

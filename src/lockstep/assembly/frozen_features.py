@@ -53,8 +53,8 @@ T = TypeVar("T")
 class FrozenFeatures(L.Callback):
     """Serves features in place of images from the start of a fit, when the weights are loaded."""
 
-    def __init__(self, here: Session) -> None:
-        self._here = here
+    def __init__(self, session: Session) -> None:
+        self._here = session
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -71,7 +71,7 @@ class FrozenFeatures(L.Callback):
 
     @torch.no_grad()
     def _serve(
-        self, trainer: L.Trainer, module: L.LightningModule, here: Session, names: Iterable[str]
+        self, trainer: L.Trainer, module: L.LightningModule, session: Session, names: Iterable[str]
     ) -> None:
         """Compute the features that the cache lacks, and serve them.
 
@@ -79,7 +79,7 @@ class FrozenFeatures(L.Callback):
         ranks if the data, the batches, the network or the cache do not allow it.
         """
         config, data = (
-            here.config,
+            session.config,
             trainer.datamodule,  # pyright: ignore[reportAttributeAccessIssue]
         )
         assert isinstance(data, ImageData)
@@ -98,10 +98,10 @@ class FrozenFeatures(L.Callback):
                     "raise it",
                 )
             )
-        if here.is_distributed:
+        if session.is_distributed:
             broadcast([*module.parameters(), *module.buffers()])
         record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
-        path, digests = _path(here, module), _digests(here, pixels)
+        path, digests = _path(session, module), _digests(session, pixels)
         places = {
             digest: (pixels[name], row)
             for name, part in digests.items()
@@ -112,14 +112,16 @@ class FrozenFeatures(L.Callback):
         stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)
         with contextlib.ExitStack() as held:
             _on_disk(
-                path, lambda path: held.enter_context(_lock(path)) if here.rank == 0 else None, None
+                path,
+                lambda path: held.enter_context(_lock(path)) if session.rank == 0 else None,
+                None,
             )
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
             missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
             if missing:
                 requested = partial(stop.request, trainer) if stop else int
-                fresh, request = _compute(here, module, places, missing, record, path, requested)
-                is_writer = here.local_rank == 0
+                fresh, request = _compute(session, module, places, missing, record, path, requested)
+                is_writer = session.local_rank == 0
                 _on_disk(
                     path,
                     lambda path: (
@@ -136,7 +138,7 @@ class FrozenFeatures(L.Callback):
         served: dict[str, Pixels] = {}
         for name, part in digests.items():
             rows = torch.tensor([known[digest] for digest in part])
-            served[name] = values[rows].to(here.device)
+            served[name] = values[rows].to(session.device)
         data.serve(served)
 
 
@@ -168,15 +170,15 @@ def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]
     return np.dtype([("digest", "V16"), ("values", kind, (values.shape[1],))])
 
 
-def _path(here: Session, module: Classifier) -> Path | None:
+def _path(session: Session, module: Classifier) -> Path | None:
     """Return the file of the features of a network, or None without a cache."""
-    net, section = module.net, here.config.model
+    net, section = module.net, session.config.model
     assert isinstance(net, TakesFeatures)
-    cache = together(here.config.data.resolve_paths).arguments().get("cache")
+    cache = together(session.config.data.resolve_paths).arguments().get("cache")
     given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
     code = hashlib.blake2b(digest_size=8)
     code.update(
-        f"{FORMAT} {section.target} {given} {here.precision} {here.device.type} "
+        f"{FORMAT} {section.target} {given} {session.precision} {session.device.type} "
         f"{module.layout}".encode()
     )
     for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
@@ -234,7 +236,7 @@ def _head_inputs(module: Classifier, images: Tensor) -> Tensor:
     return found[0].to(module.mean.dtype)
 
 
-def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
+def _digests(session: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
     """Return the digests of the pixels of all images of each split.
 
     Every rank reads a part of the images.
@@ -248,11 +250,13 @@ def _digests(here: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[byte
         return [hashlib.blake2b(image, digest_size=16).digest() for image in images]
 
     own = together(
-        lambda: [digests(pixels[name], run) for name, run in runs[here.rank :: here.world_size]]
+        lambda: [
+            digests(pixels[name], run) for name, run in runs[session.rank :: session.world_size]
+        ]
     )
     found, every = {name: list[bytes]() for name in pixels}, gather_objects(own)
     for number, (name, _) in enumerate(runs):
-        found[name] += every[number % here.world_size][number // here.world_size]
+        found[name] += every[number % session.world_size][number // session.world_size]
     return found
 
 
@@ -262,7 +266,7 @@ def _rows(table: NDArray[Any]) -> dict[bytes, int]:
 
 
 def _compute(
-    here: Session,
+    session: Session,
     module: Classifier,
     places: Mapping[bytes, tuple[Pixels, int]],
     missing: list[bytes],
@@ -276,13 +280,13 @@ def _compute(
     chunk. The result has no records on a rank that neither writes them nor serves them from memory.
     """
     chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
-    size, is_shown = CHUNK * here.world_size, here.rank == 0 and not here.config.silent
-    table = np.empty(len(missing) if path is None or here.local_rank == 0 else 0, record)
+    size, is_shown = CHUNK * session.world_size, session.rank == 0 and not session.config.silent
+    table = np.empty(len(missing) if path is None or session.local_rank == 0 else 0, record)
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
     width = record["values"].shape[0]
     if is_shown:
         text = (
-            f"{plural(len(missing), 'image')} by {here.config.model.arguments()['name']}: "
+            f"{plural(len(missing), 'image')} by {session.config.model.arguments()['name']}: "
             f"{width:,} numbers each"
         )
         say(terminal(), f"Features of {text}, into {path or 'memory'} ({size_text(table.nbytes)})")
@@ -293,13 +297,13 @@ def _compute(
         )
 
     progress, request, start = Progress("Computing features", "images"), 0, 0
-    own = read_ahead(chunks[here.rank :: here.world_size], NUM_AHEAD, read)
+    own = read_ahead(chunks[session.rank :: session.world_size], NUM_AHEAD, read)
     for start, images in itertools.zip_longest(range(0, len(missing), size), own):
         block = module.mean.new_zeros(CHUNK, width)
         if images is not None:
             block[: len(images)] = _head_inputs(module, images)
         row = torch.cat([block.flatten(), block.new_tensor([requested()])])
-        every = collectives.all_gather(row) if here.is_distributed else row[None]
+        every = collectives.all_gather(row) if session.is_distributed else row[None]
         rows, request = table["values"][start : start + size], int(every[:, -1].max())
         rows[:] = every[:, :-1].reshape(-1, width)[: len(rows)].cpu().numpy()
         if is_shown:

@@ -135,7 +135,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             collectives.leave()
 
 
-def checkpoint(session: Session, requested: Path) -> Chosen:
+def agreed_checkpoint(session: Session, requested: Path) -> Chosen:
     """Return the checkpoint that rank 0 chooses. Every rank must call it.
 
     It is the `requested` one, or another one if that is damaged, which rank 0 prints. Raises

@@ -31,28 +31,28 @@ MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
 OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup", "cutmix")
 
 
-def try_out(here: Session, data: ImageData, module: Classifier) -> None:
+def try_out(session: Session, data: ImageData, module: Classifier) -> None:
     """Run network, task and data together once, without side effects.
 
     Every rank computes the same. Raises ConfigError with one line that names the part that does not
     fit.
     """
-    config = here.config
+    config = session.config
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
-    module.to(here.device)
+    module.to(session.device)
     with restore_module(module):
         batch = data.example(size)
         refuse_augmentation(config, module.task, batch)
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
-        if here.shards is not None:
+        if session.shards is not None:
             with _config_error(
                 module,
                 f"model._target_={config.model.target}",
                 "cannot be copied for virtual shards",
             ):
                 copy.deepcopy(module.net)
-        if here.world_size > 1 or here.shards is not None:
+        if session.world_size > 1 or session.shards is not None:
             _try_empty(config, module, data.example(0))
 
 

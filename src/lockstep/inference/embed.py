@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lockstep.assembly import session
+from lockstep.assembly.session import open_session
 from lockstep.config.errors import ConfigError, Error
 from lockstep.inference import predict
 from lockstep.inference.options import EmbedOptions, TrainedRun
@@ -35,9 +35,9 @@ def embed(
     """
     config = trained.config.model_copy(update={"compile": False})
     predict.refuse_own_module(config, "lockstep embed")
-    with session.open_session(folder, config, world) as here:
-        module = predict.load_network(here, trained.checkpoint)
-        images = predict.images_of(here, trained.folder, options.source, module.image_format)
+    with open_session(folder, config, world) as session:
+        module = predict.load_network(session, trained.checkpoint)
+        images = predict.images_of(session, trained.folder, options.source, module.image_format)
         dtype = str(module.mean.dtype).removeprefix("torch.")
 
         def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
@@ -46,9 +46,9 @@ def embed(
 
         write = partial(write_array, options.output, images.names, dtype)
         file = RowFile(options.output, write, options.is_strict)
-        errors = write_rows(here, module.image_format, images, rows_of, file)
+        errors = write_rows(session, module.image_format, images, rows_of, file)
         result = {"images": len(images) - len(errors), "unreadable": len(errors)}
-        return predict.report(here, "image", options.output, result, errors)
+        return predict.report(session, "image", options.output, result, errors)
 
 
 def features(module: Classifier, inputs: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import data_record, run_parts, session
+from lockstep.assembly import data_record, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
-from lockstep.assembly.session import Session
+from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks import reliability
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.config.errors import ConfigError, Error
@@ -53,13 +53,13 @@ def evaluate(
     config = trained.config
     if options.output is not None or options.pictures is not None:
         predict.refuse_own_module(config, "lockstep eval with --output or --pictures")
-    with session.open_session(folder, config, world) as here:
-        data, chosen, notes = _load_data(here, trained, options)
-        module, callbacks = run_parts.build_module(here, run_parts.image_format(data))
+    with open_session(folder, config, world) as session:
+        data, chosen, notes = _load_data(session, trained, options)
+        module, callbacks = run_parts.build_module(session, run_parts.image_format(data))
         part = "val" if chosen == "val" else "test"
         _refuse_unfit(config, module, part, options)
         trainer = run_parts.lightning_trainer(
-            here, module, callbacks=callbacks, logger=False, enable_checkpointing=False
+            session, module, callbacks=callbacks, logger=False, enable_checkpointing=False
         )
         measure = trainer.test if part == "test" else trainer.validate
         measure(module, data, ckpt_path=trained.checkpoint, weights_only=True, verbose=False)
@@ -86,7 +86,7 @@ def evaluate(
                 name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())
             },
         }
-        if here.rank == 0:
+        if session.rank == 0:
             if findings is not None:
                 if not findings.is_multilabel:
                     result |= class_report.scores_of(findings, data.class_names, images.groups)
@@ -95,30 +95,30 @@ def evaluate(
             result |= {"notes": notes} if notes else {}
             _show(result)
         if options.output is not None:
-            network = predict.load_network(here, trained.checkpoint)
+            network = predict.load_network(session, trained.checkpoint)
             ranks = ranking_argument(network, options.top_k)
             rows = PredictionRows(network, config.task.target, images.names, ranks, has_truth=True)
             write_rows(
-                here,
+                session,
                 network.image_format,
                 images,
                 rows,
                 RowFile(options.output, partial(write_table, options.output, rows.head)),
             )
-            if here.rank == 0:
+            if session.rank == 0:
                 print(f"{plural(len(images), 'row')} in {options.output}", flush=True)
         if options.pictures is not None and findings is not None:
             draw = partial(
                 class_report.draw, options.pictures, data.class_names, images, findings, result
             )
-            together(lambda: draw() if here.rank == 0 else None)
-        if here.rank == 0:
+            together(lambda: draw() if session.rank == 0 else None)
+        if session.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})
     return 0
 
 
 def _load_data(
-    here: Session, trained: TrainedRun, options: EvalOptions
+    session: Session, trained: TrainedRun, options: EvalOptions
 ) -> tuple[ImageData, str, dict[str, str]]:
     """Return the data to evaluate, the name of the part that is evaluated, and messages.
 
@@ -127,11 +127,11 @@ def _load_data(
     if options.may_differ:
         saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
         other = find_images(
-            here, trained.folder, ImageFormat(**saved["image_format"]), options.split
+            session, trained.folder, ImageFormat(**saved["image_format"]), options.split
         )
         if other is not None:
             images, chosen, notes = other
-            return run_parts.serve_images(here, images), chosen, notes
+            return run_parts.serve_images(session, images), chosen, notes
     if options.split == "all":
         raise ConfigError(
             Error(
@@ -141,7 +141,7 @@ def _load_data(
                 "use test or val",
             )
         )
-    return run_parts.image_data(here, trained.folder), options.split or "test", {}
+    return run_parts.image_data(session, trained.folder), options.split or "test", {}
 
 
 def _refuse_unfit(
@@ -183,7 +183,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def find_images(
-    here: Session, run: RunFolder, form: ImageFormat, split: str | None
+    session: Session, run: RunFolder, form: ImageFormat, split: str | None
 ) -> Found | None:
     """Find the image files of the configuration. Every rank must call it.
 
@@ -237,11 +237,11 @@ def find_images(
         return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
 
     return run_parts.once_a_node(
-        here.config.data,
+        session.config.data,
         load,
-        rank=here.rank,
-        local_rank=here.local_rank,
-        is_silent=here.config.silent,
+        rank=session.rank,
+        local_rank=session.local_rank,
+        is_silent=session.config.silent,
     )
 
 

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from lockstep import __version__
-from lockstep.assembly import session
 from lockstep.assembly.run_parts import once_a_node, open_source
+from lockstep.assembly.session import open_session
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
@@ -132,13 +132,13 @@ def export(
     predict.refuse_own_module(config, "lockstep export")
     threshold, text = selective.threshold_of(checkpoint, config, max_error)
     with (
-        session.open_session(run, config, None) as here,
+        open_session(run, config, None) as session,
         warnings.catch_warnings(),
         torch.no_grad(),
     ):
         load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
-        module = predict.load_network(here, checkpoint)
+        module = predict.load_network(session, checkpoint)
         form, view = module.image_format, predict.view_of(config, module.image_format)
         exported = Exported(module, view, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}

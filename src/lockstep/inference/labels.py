@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.assembly import data_record, run_parts, session
+from lockstep.assembly import data_record, run_parts
 from lockstep.assembly.agreement import together
-from lockstep.assembly.session import Session
+from lockstep.assembly.session import Session, open_session
 from lockstep.config.errors import ConfigError, Error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
@@ -32,10 +32,10 @@ def judge(
     A figure of the first images is written next to it.
     """
     predict.refuse_own_module(trained.config, "lockstep labels")
-    with session.open_session(folder, trained.config, world) as here:
-        images = run_parts.splits(here, trained.folder, is_once=True)
-        data_record.compare(here, images, trained.folder)
-        paths = options.predictions or _predict(here, images, trained.checkpoint)
+    with open_session(folder, trained.config, world) as session:
+        images = run_parts.splits(session, trained.folder, is_once=True)
+        data_record.compare(session, images, trained.folder)
+        paths = options.predictions or _predict(session, images, trained.checkpoint)
 
         def write() -> None:
             facts, rows = _judge(paths, images, is_run=not options.predictions)
@@ -56,28 +56,24 @@ def judge(
             write_json(folder.scores, facts)
             _show(facts)
 
-        together(lambda: write() if here.rank == 0 else None)
+        together(lambda: write() if session.rank == 0 else None)
     return 0
 
 
-def _predict(here: Session, images: Splits, checkpoint: Path) -> list[Path]:
+def _predict(session: Session, images: Splits, checkpoint: Path) -> list[Path]:
     """Write the probabilities of the images that the run was not trained on.
 
     Every rank must call it.
     """
-    module, paths = predict.load_network(here, checkpoint), []
+    module, paths = predict.load_network(session, checkpoint), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
-            raise ConfigError(
-                Error(
-                    "unsupported",
-                    "lockstep labels",
-                    f"needs one class for each image, and task._target_={here.config.task.target}",
-                    "use lockstep eval with --output",
-                )
-            )
-        paths.append(here.folder.path / f"{split}.csv")
-        predict.write_probabilities(here, module, images.parts[split], paths[-1], split)
+            task = f"task._target_={session.config.task.target}"
+            problem = f"needs one class for each image, and {task}"
+            fix = "use lockstep eval with --output"
+            raise ConfigError(Error("unsupported", "lockstep labels", problem, fix))
+        paths.append(session.folder.path / f"{split}.csv")
+        predict.write_probabilities(session, module, images.parts[split], paths[-1], split)
     return paths
 
 

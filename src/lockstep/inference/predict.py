@@ -11,9 +11,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lockstep.assembly import data_record, networks, run_parts, session
+from lockstep.assembly import data_record, networks, run_parts
 from lockstep.assembly.agreement import together
-from lockstep.assembly.session import Session
+from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks.own_module import hash_of
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
@@ -49,13 +49,13 @@ def predict(
     """
     config, output = trained.config, options.output
     refuse_own_module(config, "lockstep predict")
-    with session.open_session(folder, config, world) as here:
+    with open_session(folder, config, world) as session:
         threshold, text = together(
             lambda: selective.threshold_of(trained.checkpoint, config, options.max_error)
         )
-        print(text if here.rank == 0 else "", end="", flush=True)
-        module = load_network(here, trained.checkpoint)
-        images = images_of(here, trained.folder, options.source, module.image_format)
+        print(text if session.rank == 0 else "", end="", flush=True)
+        module = load_network(session, trained.checkpoint)
+        images = images_of(session, trained.folder, options.source, module.image_format)
         ranks = ranking_argument(module, options.top_k, is_shown=output is None)
         rows = PredictionRows(module, config.task.target, images.names, ranks, threshold)
         json_rows: list[dict[str, Any]] = []
@@ -67,18 +67,18 @@ def predict(
         if threshold is not None:
             write = partial(prediction_table.count_answers, write)
         file = RowFile(output or folder.path / "predictions", write, options.is_strict)
-        errors = write_rows(here, module.image_format, images, rows, file)
+        errors = write_rows(session, module.image_format, images, rows, file)
         result: dict[str, Any] = {
             "predictions": len(images) - len(errors),
             "unreadable": len(errors),
         }
         if options.is_json and output is None:
             result["rows"] = json_rows
-        return report(here, "prediction", output, result, errors)
+        return report(session, "prediction", output, result, errors)
 
 
 def report(
-    here: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]
+    session: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]
 ) -> int:
     """Print and record a `result` and the `errors`.
 
@@ -86,10 +86,10 @@ def report(
     row. Returns the exit code.
     """
     num_rows = result[f"{noun}s"]
-    if here.rank == 0:
+    if session.rank == 0:
         if output is not None:
             print(f"{plural(num_rows, noun)} in {output}", flush=True)
-        write_json(here.folder.scores, {"output": output and str(output), **result})
+        write_json(session.folder.scores, {"output": output and str(output), **result})
     if not errors:
         return 0
     count = (
@@ -97,7 +97,7 @@ def report(
         "out"
     )
     # The command prints a recorded failure.
-    here.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
+    session.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
     return EXIT_FAILED
 
 
@@ -115,20 +115,20 @@ def refuse_own_module(config: Config, who: str) -> None:
         )
 
 
-def load_network(here: Session, checkpoint: Path) -> Classifier:
+def load_network(session: Session, checkpoint: Path) -> Classifier:
     """Load the network of a checkpoint on the device of this process, ready to predict.
 
     Every rank must call it.
     """
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
     # Threads call the network, and the switches of the compiler apply to the complete process.
-    if here.device.type == "cpu":
-        here = replace(here, config=here.config.model_copy(update={"compile": False}))
-    module = networks.classifier(here, ImageFormat(**saved["image_format"]), total_steps=1)
+    if session.device.type == "cpu":
+        session = replace(session, config=session.config.model_copy(update={"compile": False}))
+    module = networks.classifier(session, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
-    if here.config.calibrate:
+    if session.config.calibrate:
         calibration.restore(module, saved)
-    return module.to(here.device).eval()
+    return module.to(session.device).eval()
 
 
 def view_of(config: Config, image_format: ImageFormat) -> View:
@@ -152,17 +152,19 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
 
-def images_of(here: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
+def images_of(session: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
     """Return the images of a source: a split of the data of a run, a folder or a file.
 
     Every rank must call it.
     """
     if source in ("val", "test"):
-        splits = run_parts.splits(here, run, is_once=True)
-        data_record.compare(here, splits, run)
+        splits = run_parts.splits(session, run, is_once=True)
+        data_record.compare(session, splits, run)
         return splits.parts[source]
-    view, channels = view_of(here.config, image_format), image_format.image_shape[0]
-    with contextlib.nullcontext() if here.rank == 0 else contextlib.redirect_stdout(io.StringIO()):
+    view, channels = view_of(session.config, image_format), image_format.image_shape[0]
+    with (
+        contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())
+    ):
         images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
     if len(set(gather_objects(digest))) > 1:
         raise ConfigError(
@@ -171,13 +173,13 @@ def images_of(here: Session, run: RunFolder, source: str, image_format: ImageFor
     return images
 
 
-def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Write the predictions of a tested module for its fold into the run folder.
 
     Every rank must call it. Runs of other tasks than classification write none. Returns the SHA-256
     of the weights for the summary.
     """
-    images, fold = data.splits.test, str(here.config.data.fold)
+    images, fold = data.splits.test, str(session.config.data.fold)
     if (
         isinstance(module, Classifier)
         and isinstance(module.task, Classification)
@@ -185,14 +187,14 @@ def write_fold(here: Session, data: ImageData, module: L.LightningModule) -> dic
     ):
         with module.eager_mode():  # `load_network` does not compile either.
             write_probabilities(
-                here, module.to(here.device).eval(), images, here.folder.fold_rows, fold
+                session, module.to(session.device).eval(), images, session.folder.fold_rows, fold
             )
         return {FOLD_WEIGHTS: hash_of(module)}
     return {}
 
 
 def write_probabilities(
-    here: Session, module: Classifier, images: Images, output: Path, fold: str
+    session: Session, module: Classifier, images: Images, output: Path, fold: str
 ) -> None:
     """Write the class, the prediction, all probabilities and `fold` of each image.
 
@@ -218,7 +220,7 @@ def write_probabilities(
 
     head = ["file", "truth", "prediction", *names, "fold"]
     write_rows(
-        here,
+        session,
         module.image_format,
         images,
         rows_of,

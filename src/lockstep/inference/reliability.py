@@ -33,7 +33,9 @@ UNCALIBRATED = {"note": "calibrate=false, or not the best checkpoint of a finish
 Array = NDArray[np.float64]
 
 
-def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: Path | None) -> None:
+def calibrate(
+    session: Session, data: ImageData, module: L.LightningModule, best: Path | None
+) -> None:
     """Fit the calibration of a finished training on its validation images.
 
     It is added to the checkpoint and to `module`. Every rank must call it. The module gets the
@@ -45,21 +47,21 @@ def calibrate(here: Session, data: ImageData, module: L.LightningModule, best: P
         return
     if best is not None:
         module.load_state_dict(_read(best)["state_dict"])
-    own = _own_outputs(module.to(here.device).eval(), data)
+    own = _own_outputs(module.to(session.device).eval(), data)
     if not all(gather_objects(own is not None)):
         return
     assert own is not None
     names = module.image_format.class_names
-    entry = calibration.fit(*own[:2], names, here.device)
+    entry = calibration.fit(*own[:2], names, session.device)
     calibration.restore(module, {"calibration": entry})
     outcomes = Outcomes(module.task, module.calibration, len(names))
     for part in zip(*(each.split(calibration.ROWS) for each in own), strict=True):
-        outcomes.update(*(each.to(here.device) for each in part))
-    keep(here, module, best, "val", outcomes.findings())
+        outcomes.update(*(each.to(session.device) for each in part))
+    keep(session, module, best, "val", outcomes.findings())
 
 
 def keep(
-    here: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None
+    session: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None
 ) -> None:
     """Store the calibration of a module in `best`, with the predictions of a split.
 
@@ -75,14 +77,14 @@ def keep(
             torch.from_numpy(findings.hits),
         )
         own.entry = {**own.entry, split: {"confidences": confidences, "is_right": is_right}}
-    path, entry = best or here.folder.last_checkpoint, own.entry
+    path, entry = best or session.folder.last_checkpoint, own.entry
 
     def write() -> None:
         saved = _read(path) if path.exists() else {}
         if best is not None or saved.get("global_step") == module.global_step:
             checkpoint_io.write(saved | {"calibration": entry}, path)
 
-    together(lambda: write() if here.rank == 0 else None)
+    together(lambda: write() if session.rank == 0 else None)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def _scores(sums: Array) -> dict[str, dict[str, float]]:
     return {name: {"value": mean, "low": least, "high": most} for name, mean, least, most in rows}
 
 
-def report_test(here: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+def report_test(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
     """Print the report of a test and return it for summary.json.
 
     It also adds the confidences to the checkpoint. Every rank must call it.
@@ -188,14 +190,18 @@ def report_test(here: Session, data: ImageData, module: L.LightningModule) -> di
         return {}
     assert isinstance(module, Classifier)
     keep(
-        here, module, Path(trainer.ckpt_path) if trainer.ckpt_path else None, "test", found.findings
+        session,
+        module,
+        Path(trainer.ckpt_path) if trainer.ckpt_path else None,
+        "test",
+        found.findings,
     )
-    if here.rank > 0:
+    if session.rank > 0:
         return {}
     result = report(
         found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED)
     )
-    if not here.config.silent:
+    if not session.config.silent:
         show(result, "test probabilities")
     if found.findings.is_multilabel:
         return {"calibration": result}

@@ -67,25 +67,25 @@ class RowFile:
 
 
 def write_rows(
-    here: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile
+    session: Session, image_format: ImageFormat, images: Images, rows_of: RowsOf, file: RowFile
 ) -> list[str]:
     """Write the rows of all images, and return the errors of those that cannot be read.
 
     The network that computes the rows takes images of the `image_format`. Every rank must call it.
     """
     height, width = image_format.image_shape[1:]
-    fitting = NUM_PIXELS // (height * width) if here.device.type == "cpu" else NUM_PER_RUN
-    size = max(1, min(here.config.eval_batch_size, NUM_PER_RUN, fitting))
-    together(lambda: prepare(file.path) if here.rank == 0 else None)
+    fitting = NUM_PIXELS // (height * width) if session.device.type == "cpu" else NUM_PER_RUN
+    size = max(1, min(session.config.eval_batch_size, NUM_PER_RUN, fitting))
+    together(lambda: prepare(file.path) if session.rank == 0 else None)
     with hidden_file(file.path) as path:
-        chunks = _take_chunks(here, images, rows_of, size, str(file.path))
+        chunks = _take_chunks(session, images, rows_of, size, str(file.path))
         indexes = gather_objects(write_chunks(path, chunks))
         join_all = partial(join, indexes, file.write, is_strict=file.is_strict)
-        return together(lambda: join_all() if here.rank == 0 else [])
+        return together(lambda: join_all() if session.rank == 0 else [])
 
 
 def _take_chunks(
-    here: Session, images: Images, rows_of: RowsOf, size: int, name: str
+    session: Session, images: Images, rows_of: RowsOf, size: int, name: str
 ) -> Iterator[Chunk]:
     """Yield computed chunks of `size` images.
 
@@ -95,11 +95,11 @@ def _take_chunks(
     counts = itertools.takewhile(lambda count: count < len(runs), shared_count(name))
     taken = ((count, runs[count]) for count in counts)
     # Otherwise a worker with many threads would take all of a few chunks.
-    max_threads = min(torch.get_num_threads(), math.ceil(len(runs) / here.world_size))
+    max_threads = min(torch.get_num_threads(), math.ceil(len(runs) / session.world_size))
     progress = Progress("Predicting", "images")
-    for chunk in compute_chunks(here.device, images, taken, rows_of, max_threads):
+    for chunk in compute_chunks(session.device, images, taken, rows_of, max_threads):
         yield chunk
-        if here.rank == 0 and not here.config.silent:
+        if session.rank == 0 and not session.config.silent:
             progress.show(chunk.number * size, len(images))
 
 

@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from lockstep.assembly import checkpoints, session
+from lockstep.assembly import checkpoints
 from lockstep.assembly.precision import keep_float32, set_tf32
-from lockstep.assembly.session import Session
+from lockstep.assembly.session import Session, open_session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
@@ -72,9 +72,9 @@ def load(
         config = validation.check_tree(
             config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate}
         )
-        with session.open_session(RunFolder(Path(scratch)), config, None) as here:
+        with open_session(RunFolder(Path(scratch)), config, None) as session:
             threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
-            return Predictor(here, predict.load_network(here, path), path, threshold)
+            return Predictor(session, predict.load_network(session, path), path, threshold)
 
 
 @contextlib.contextmanager
@@ -127,14 +127,14 @@ class Predictor:
     """
 
     def __init__(
-        self, here: Session, module: Classifier, checkpoint: Path, threshold: float | None = None
+        self, session: Session, module: Classifier, checkpoint: Path, threshold: float | None = None
     ) -> None:
         self.checkpoint = checkpoint
-        self.precision: str = here.precision
+        self.precision: str = session.precision
         self.threshold = threshold
         self._module = module
-        self._batch_size = here.config.eval_batch_size
-        self._view = predict.view_of(here.config, module.image_format)
+        self._batch_size = session.config.eval_batch_size
+        self._view = predict.view_of(session.config, module.image_format)
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lockstep.assembly import run_parts, session
+from lockstep.assembly import run_parts
+from lockstep.assembly.session import open_session
 from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build
@@ -57,15 +58,15 @@ def verify(
     config = config_file.load(folder.config)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    with session.open_session(folder, config, world) as here:
-        here, data, module, first = prepare_training(here, is_new=not part)
+    with open_session(folder, config, world) as session:
+        session, data, module, first = prepare_training(session, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]
         callbacks = [
             build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)
         ]
         trace = Trace(folder, cut_after)
         trainer = run_parts.lightning_trainer(
-            here,
+            session,
             module,
             callbacks=[
                 *first,
@@ -88,9 +89,9 @@ def verify(
             trained = dict(metrics_of(trainer, module))
             if is_overridden("test_step", module):
                 trainer.test(module, data, verbose=False)
-            if here.rank == 0:
+            if session.rank == 0:
                 _write_state(folder, module, trained | metrics_of(trainer, module))
-        torch.save(trace.steps, folder.path / trace_file(here.rank, part))
+        torch.save(trace.steps, folder.path / trace_file(session.rank, part))
     return 0
 
 

@@ -7,8 +7,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import run_parts, session
-from lockstep.assembly.session import Session
+from lockstep.assembly import run_parts
+from lockstep.assembly.session import Session, agreed_checkpoint, open_session
 from lockstep.callbacks.own_module import metrics_of
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import evaluation_precision
@@ -30,29 +30,29 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
     config = config_file.load(folder.config)
     trainer_section = config.trainer.model_copy(update={"precision": evaluation_precision(config)})
     config = config.model_copy(update={"trainer": trainer_section})
-    with session.open_session(folder, config, world) as here:
+    with open_session(folder, config, world) as session:
         steps = folder.read_summary()["steps"]
         has_best = folder.best_checkpoint.exists()
-        checkpoint = session.checkpoint(
-            here, folder.best_checkpoint if has_best else folder.last_checkpoint
+        checkpoint = agreed_checkpoint(
+            session, folder.best_checkpoint if has_best else folder.last_checkpoint
         ).path
-        data = run_parts.image_data(here, folder)
-        module, first = run_parts.build_module(here, run_parts.image_format(data))
+        data = run_parts.image_data(session, folder)
+        module, first = run_parts.build_module(session, run_parts.image_format(data))
         callbacks = [
             each
             for each in observers.built_callbacks(config)
             if not isinstance(each, ModelCheckpoint)
         ]
         trainer = run_parts.lightning_trainer(
-            here,
+            session,
             module,
             callbacks=[*first, *callbacks],
-            logger=observers.built_loggers(here, steps + 1),
+            logger=observers.built_loggers(session, steps + 1),
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)
-        results = run_test(here, trainer, module, data, checkpoint)
-        if here.rank == 0:
+        results = run_test(session, trainer, module, data, checkpoint)
+        if session.rank == 0:
             metrics = metrics_of(trainer, module)
             folder.write_summary(
                 folder.read_summary() | metrics_of_test(module, data, metrics) | results

@@ -66,7 +66,7 @@ def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCh
     return checkpoints[0] if checkpoints else None
 
 
-def built_loggers(here: Session, purge_step: int) -> list[Logger]:
+def built_loggers(session: Session, purge_step: int) -> list[Logger]:
     """Build the loggers of the configuration, which write into the run folder.
 
     Every rank must call it. Loggers that append to files of earlier sessions drop entries from
@@ -74,10 +74,10 @@ def built_loggers(here: Session, purge_step: int) -> list[Logger]:
     start.
     """
     sections = {
-        name: section for name, section in here.config.logger.items() if section is not None
+        name: section for name, section in session.config.logger.items() if section is not None
     }
     return together(
-        lambda: [_logger(here, name, section, purge_step) for name, section in sections.items()]
+        lambda: [_logger(session, name, section, purge_step) for name, section in sections.items()]
     )
 
 
@@ -87,9 +87,9 @@ def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
     return name and PROFILERS[name](dirpath=folder.path, filename="profile")
 
 
-def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
+def _logger(session: Session, name: str, section: Open, purge_step: int) -> Logger:
     if section.target in SERVICES:
-        return _service_logger(here, name, section)
+        return _service_logger(session, name, section)
     supplied: dict[str, Any] = {}
     # This also applies to a new run. TensorBoard does not count the first session mark as a
     # restart, and purges nothing.
@@ -97,10 +97,10 @@ def _logger(here: Session, name: str, section: Open, purge_step: int) -> Logger:
         section.target, "purge_step"
     ):
         supplied["purge_step"] = purge_step
-    return build.build(section, save_dir=str(here.folder.path), **supplied)
+    return build.build(section, save_dir=str(session.folder.path), **supplied)
 
 
-def _service_logger(here: Session, name: str, section: Open) -> Logger:
+def _service_logger(session: Session, name: str, section: Open) -> Logger:
     """Build a logger of a service, and start its session on rank 0.
 
     The session continues that of the last one. At the service, the run has the name of its folder,
@@ -108,17 +108,17 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
     """
     _, name_key, id_key = SERVICES[section.target]
     fact = f"{name}_id"
-    known = here.folder.fact(fact)
-    supplied = {name_key: here.folder.path.name, id_key: known}
+    known = session.folder.fact(fact)
+    supplied = {name_key: session.folder.path.name, id_key: known}
     supplied = {key: value for key, value in supplied.items() if key not in section.arguments()}
     try:
-        logger = build.build(section, save_dir=str(here.folder.path), **supplied)
-        if here.rank > 0:
+        logger = build.build(section, save_dir=str(session.folder.path), **supplied)
+        if session.rank > 0:
             return logger
         _ = logger.experiment
         if known is None:
-            here.folder.note(**{fact: logger.version})
-            logger.log_hyperparams(redact(to_tree(here.config)))
+            session.folder.note(**{fact: logger.version})
+            logger.log_hyperparams(redact(to_tree(session.config)))
     except Exception as error:  # This is the border to a service, which can raise any error.
         raise ConfigError(
             Error("failed", f"logger.{name}", "cannot start", one_line(error))
@@ -129,7 +129,7 @@ def _service_logger(here: Session, name: str, section: Open) -> Logger:
         import wandb
 
         finish = outliving(wandb.teardown)
-        here.held.push(lambda kind, *_: finish(int(kind is not None)))
+        session.held.push(lambda kind, *_: finish(int(kind is not None)))
     return logger
 
 

@@ -27,23 +27,23 @@ FEW_CORES = 8
 REHEARSAL = "for testing; with few cores one process with all threads is faster"
 
 
-def facts(here: Session, data: ImageData) -> dict[str, Any]:
+def facts(session: Session, data: ImageData) -> dict[str, Any]:
     """Return the facts of a run that are known from its start."""
     return {
-        "workers": here.world_size,
+        "workers": session.world_size,
         **(
             {"loads": errors.literal(loads)}
-            if (loads := here.config.trainer.loads) is not None
+            if (loads := session.config.trainer.loads) is not None
             else {}
         ),
-        "device": device_name(here),
-        "precision": here.precision,
+        "device": device_name(session),
+        "precision": session.precision,
         "train_images": data.batches("train").num_epoch_samples,
     }
 
 
 def summarize(
-    here: Session,
+    session: Session,
     trainer: L.Trainer,
     module: L.LightningModule,
     data: ImageData,
@@ -57,7 +57,7 @@ def summarize(
     """
     monitor = checkpoint.monitor if checkpoint is not None else None
     score = checkpoint.best_model_score if checkpoint is not None else None
-    default, _ = metric_names.default(here.config)
+    default, _ = metric_names.default(session.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
     groups = {split: part.num_groups for split, part in data.splits.parts.items()}
@@ -73,12 +73,12 @@ def summarize(
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
         "weights_sha256": record.facts["weights_sha256"],
-        **facts(here, data),
+        **facts(session, data),
         "val_images": data.batches("val").num_epoch_samples,
         **({"groups": groups} if any(groups.values()) else {}),
-        **_l2(here.config, module),
-        "best_checkpoint": str(here.folder.best_checkpoint)
-        if here.folder.best_checkpoint.exists()
+        **_l2(session.config, module),
+        "best_checkpoint": str(session.folder.best_checkpoint)
+        if session.folder.best_checkpoint.exists()
         else None,
     }
 
@@ -101,18 +101,18 @@ def metrics_of_test(
     }
 
 
-def device_name(here: Session) -> str:
-    if here.device.type == "cuda":
-        return torch.cuda.get_device_name(here.device)
-    num_threads = torch.get_num_threads() if here.shards is None else here.shards.num_threads
+def device_name(session: Session) -> str:
+    if session.device.type == "cuda":
+        return torch.cuda.get_device_name(session.device)
+    num_threads = torch.get_num_threads() if session.shards is None else session.shards.num_threads
     return f"CPU, {plural(num_threads, 'thread')} each"
 
 
 def show_header(
-    here: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool
+    session: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool
 ) -> None:
     """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
-    config, count, device = here.config, here.world_size, device_name(here)
+    config, count, device = session.config, session.world_size, device_name(session)
     if config.silent:
         return
     shape = "x".join(map(str, data.image_shape))
@@ -142,33 +142,30 @@ def show_header(
     ]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
-    if here.device.type == "cpu" and here.num_local > 1 and num_cores() <= FEW_CORES:
+    if session.device.type == "cpu" and session.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
     if config.trainer.loads is not None:
         rows.append(("loads", errors.literal(config.trainer.loads)))
-    if here.shards is not None:
-        rows.append(
-            (
-                "shards",
-                f"{here.shards.count} virtual ones: the same bits on up to {here.shards.count} "
-                "workers",
-            )
-        )
+    if session.shards is not None:
+        number = session.shards.count
+        rows.append(("shards", f"{number} virtual ones: the same bits on up to {number} workers"))
     rows += [
-        ("batch", _batch(here, data)),
-        ("precision", f"{here.precision} ({here.precision_reason})"),
+        ("batch", _batch(session, data)),
+        ("precision", f"{session.precision} ({session.precision_reason})"),
     ]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
         rows += (
-            [("steps", "replayed as CUDA graphs")] if module.grapher and 0 not in here.loads else []
+            [("steps", "replayed as CUDA graphs")]
+            if module.grapher and 0 not in session.loads
+            else []
         )
     rows += _l2(config, module).items()
     name = config.module.target if config.has_own_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(
         title + (", resumed" if is_resumed else ""),
-        [*rows, ("run folder", display_path(here.folder.path))],
+        [*rows, ("run folder", display_path(session.folder.path))],
     )
 
 
@@ -185,12 +182,12 @@ def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
     return {"l2": l2_value(config.optimizer.arguments(), module)}
 
 
-def _batch(here: Session, data: ImageData) -> str:
+def _batch(session: Session, data: ImageData) -> str:
     """Describe the numbers of images of a step, of its micro-batches and of shards.
 
     The text gives the sizes of the shards of the workers only if there are several workers.
     """
-    parts, batches = here.config.trainer.accumulate_grad_batches, data.batches("train")
+    parts, batches = session.config.trainer.accumulate_grad_batches, data.batches("train")
     size, micro = (
         min(n, batches.num_epoch_samples)
         for n in (batches.global_batch_size, batches.micro_batch_size)
@@ -198,9 +195,11 @@ def _batch(here: Session, data: ImageData) -> str:
     text = f"{plural(size, 'image')} a step"
     if parts > 1:
         text += f" = {parts} micro-batches of {micro}"
-    if here.world_size == 1:
+    if session.world_size == 1:
         return text
-    shards = sorted({-(-micro * load // sum(here.loads)) for load in here.loads}, reverse=True)
+    shards = sorted(
+        {-(-micro * load // sum(session.loads)) for load in session.loads}, reverse=True
+    )
     return f"{text}, up to {' or '.join(map(str, shards))} on each worker"
 
 
@@ -223,11 +222,11 @@ def _classes(module: L.LightningModule, data: ImageData) -> str:
     )
 
 
-def show_summary(here: Session, summary: dict[str, Any]) -> None:
+def show_summary(session: Session, summary: dict[str, Any]) -> None:
     """Print the results of a finished run, and commands that use it, unless it is silent."""
-    if here.config.silent:
+    if session.config.silent:
         return
-    folder, run, rows = here.folder, short_path(here.folder.path), list[tuple[str, str]]()
+    folder, run, rows = session.folder, short_path(session.folder.path), list[tuple[str, str]]()
     tests = {
         key: value
         for key, value in summary.items()
@@ -268,18 +267,18 @@ def show_summary(here: Session, summary: dict[str, Any]) -> None:
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     is_usual = run != quote_path(folder.path)  # It lies below outputs/.
     rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
-    is_ours = not here.config.has_own_module
+    is_ours = not session.config.has_own_module
     rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
     rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 
 
-def show_stopped(here: Session, step: int, stopped: Stopped, command: str) -> None:
+def show_stopped(session: Session, step: int, stopped: Stopped, command: str) -> None:
     """Print why a run stopped after a step, and the command that resumes it.
 
     A silent run prints nothing.
     """
-    if here.config.silent:
+    if session.config.silent:
         return
     print(
         f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}",

@@ -10,9 +10,9 @@ import time
 import lightning as L
 from lightning.pytorch.callbacks import Callback, Timer
 
-from lockstep.assembly import run_parts, session, try_out
+from lockstep.assembly import run_parts, try_out
 from lockstep.assembly.precision import end_training_precision
-from lockstep.assembly.session import Session
+from lockstep.assembly.session import Session, agreed_checkpoint, open_session
 from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
 from lockstep.callbacks.own_module import steps_done
@@ -47,19 +47,19 @@ def train(
     # This check requires torch, so the check of the command does not include it.
     if errors := signatures.errors([config_file.to_tree(config)]):
         raise ConfigError(*errors)
-    with session.open_session(folder, config, world) as here:
-        resumed_from = session.checkpoint(here, folder.last_checkpoint)
-        here, data, module, first = prepare_training(here, is_new=resumed_from.path is None)
-        if here.rank == 0:
+    with open_session(folder, config, world) as session:
+        resumed_from = agreed_checkpoint(session, folder.last_checkpoint)
+        session, data, module, first = prepare_training(session, is_new=resumed_from.path is None)
+        if session.rank == 0:
             folder.note(environment=provenance.describe())
-            show_header(here, data, module, is_resumed=resumed_from.path is not None)
+            show_header(session, data, module, is_resumed=resumed_from.path is not None)
         callbacks = observers.built_callbacks(config)
         checkpoint = observers.prepared_checkpoint(callbacks, folder)
         profiler = observers.built_profiler(config, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
-            facts={"name": config.run_name, **facts(here, data)},
+            facts={"name": config.run_name, **facts(session, data)},
             monitor=checkpoint.monitor if checkpoint else None,
             first_step="compiling the network" if config.compile else "",
             note=resumed_from.note,
@@ -70,16 +70,16 @@ def train(
             stopping=record.begin_stop,
             checkpoint=folder.last_checkpoint,
             max_time_s=config.trainer.max_time_s,
-            timeout=here.timeout,
+            timeout=session.timeout,
         )
         names = () if config.has_own_module else metric_names.names(config)
         console = [] if config.silent else [Console(record, names)]
         trainer = run_parts.lightning_trainer(
-            here,
+            session,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
             logger=observers.built_loggers(
-                here, observers.next_step(resumed_from.path, is_own=config.has_own_module)
+                session, observers.next_step(resumed_from.path, is_own=config.has_own_module)
             ),
             profiler=profiler,
             max_epochs=config.trainer.max_epochs,
@@ -91,7 +91,7 @@ def train(
             # The test needs it, and the source may change during a training.
             import lockstep.inference.predict  # noqa: F401
         norms = ExactBatchNorm()
-        if here.device.type == "cuda" and not config.has_own_module:
+        if session.device.type == "cuda" and not config.has_own_module:
             # Lightning does this for several workers. On one GPU it enables the faster kernels.
             norms.apply(module)
         # Garbage collection then ignores all objects that exist here. No collection is run before,
@@ -103,9 +103,9 @@ def train(
         except Stopped as stopped:
             state = "pruned" if stopped.reason.endswith(PRUNED) else "stopped"
             record.end(trainer, module, state, stopped.reason, signal=stopped.signal)
-            if here.rank == 0:
+            if session.rank == 0:
                 folder.clear_stop()
-                show_stopped(here, steps_done(trainer, module), stopped, command)
+                show_stopped(session, steps_done(trainer, module), stopped, command)
             return EXIT_STOPPED
         finally:
             norms.revert(module)
@@ -114,21 +114,21 @@ def train(
         end_training_precision(trainer, module)
         used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
         has_best = checkpoint is not None and folder.best_checkpoint.exists()
-        best = session.checkpoint(here, folder.best_checkpoint).path if has_best else None
+        best = agreed_checkpoint(session, folder.best_checkpoint).path if has_best else None
         if config.calibrate:
-            calibrate(here, data, module, best)
-        results = run_test(here, trainer, module, data, best) if has_test else {}
-        if here.rank == 0:
-            summary = summarize(here, trainer, module, data, checkpoint, record, used) | results
+            calibrate(session, data, module, best)
+        results = run_test(session, trainer, module, data, best) if has_test else {}
+        if session.rank == 0:
+            summary = summarize(session, trainer, module, data, checkpoint, record, used) | results
             folder.write_summary(summary)
             folder.clear_stop()
-            show_summary(here, summary)
+            show_summary(session, summary)
         record.end(trainer, module, "finished", "early stopping" if trainer.should_stop else "")
         return 0
 
 
 def prepare_training(
-    here: Session, *, is_new: bool
+    session: Session, *, is_new: bool
 ) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
     """Build data and module, and check them together.
 
@@ -138,29 +138,29 @@ def prepare_training(
     """
     if (
         is_new
-        and here.config.has_library_network
-        and here.config.pretrained is True
-        and here.config.init_from is None
+        and session.config.has_library_network
+        and session.config.pretrained is True
+        and session.config.init_from is None
     ):
         from lockstep.assembly import pretrained_weights
 
-        pretrained_weights.download(here)  # The download comes before images are decoded.
-    data = run_parts.image_data(here, here.folder, is_new=is_new)
-    here = _settle_class_weights(here, data)
-    config = here.config
+        pretrained_weights.download(session)  # The download comes before images are decoded.
+    data = run_parts.image_data(session, session.folder, is_new=is_new)
+    session = _settle_class_weights(session, data)
+    config = session.config
     image_format, total_steps = (
         run_parts.image_format(data),
         config.trainer.max_epochs * data.steps_per_epoch,
     )
-    module, first = run_parts.build_module(here, image_format, total_steps, is_trained=True)
+    module, first = run_parts.build_module(session, image_format, total_steps, is_trained=True)
     if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
-        try_out.try_out(here, data, module)
+        try_out.try_out(session, data, module)
         if is_new and isinstance(module.task, Regression):
             module.task.standardize(data.sampled_targets())
     if is_new:
-        _load_weights(here, module, image_format)
-    return here, data, module, first
+        _load_weights(session, module, image_format)
+    return session, data, module, first
 
 
 def _load_weights(session: Session, module: L.LightningModule, image_format: ImageFormat) -> None:
@@ -178,15 +178,15 @@ def _load_weights(session: Session, module: L.LightningModule, image_format: Ima
         pretrained_weights.load_pretrained(session, module.net)
 
 
-def _settle_class_weights(here: Session, data: ImageData) -> Session:
+def _settle_class_weights(session: Session, data: ImageData) -> Session:
     """Replace class_weights=balanced by n / (K * n_k) in the session and in config.yaml."""
     # Data without counts were rejected before.
-    config, counts = here.config, data.class_counts or []
+    config, counts = session.config, data.class_counts or []
     if config.task.arguments().get("class_weights") != metric_names.BALANCED:
-        return here
+        return session
     weights = [sum(counts) / (len(counts) * count) for count in counts]
     task = config.task.model_copy(update={"class_weights": weights})
-    here = dataclasses.replace(here, config=config.model_copy(update={"task": task}))
-    if here.rank == 0:
-        config_file.save(here.config, here.folder.config)
-    return here
+    session = dataclasses.replace(session, config=config.model_copy(update={"task": task}))
+    if session.rank == 0:
+        config_file.save(session.config, session.folder.config)
+    return session
