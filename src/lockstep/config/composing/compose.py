@@ -110,20 +110,21 @@ def apply_value(cfg: DictConfig, override: Override) -> None:
     key, value = override.key_or_group, override.value()
     parent_key, _, name = key.rpartition(".")
     parent = OmegaConf.select(cfg, parent_key) if parent_key else cfg
-    current = OmegaConf.select(cfg, key, throw_on_missing=False)
     if override.package is not None:
         raise ConfigCompositionException(f"no group has the name {key}")
     if override.is_delete():
+        current = OmegaConf.select(cfg, key, throw_on_missing=False)
         if current is None or value not in (None, current):
             raise ConfigCompositionException(f"{key} is {current}")
         with open_dict(cfg):
             del parent[name]
         return
+    if override.is_add() and not isinstance(value, (dict, list)):
+        current = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if current is not None:
+            fix = f"replace it with +{override.input_line}"
+            raise ConfigCompositionException(f"{key} is {current} already, {fix}")
     is_added = override.is_add() or override.is_force_add()
-    if override.is_add() and current is not None and not isinstance(value, (dict, list)):
-        raise ConfigCompositionException(
-            f"{key} is {current} already, replace it with +{override.input_line}"
-        )
     if not is_added and not OmegaConf.is_config(parent):
         raise ConfigKeyError(key)
     OmegaConf.update(cfg, key, value, merge=True, force_add=is_added)
