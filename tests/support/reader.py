@@ -129,8 +129,9 @@ class Reader:
             self.cells.append(example.parsed)
 
     def lines(self, example: Example) -> None:
-        for line in filter(None, map(str.strip, example.parsed.splitlines())):
-            self.run(line)
+        for line in map(str.strip, example.parsed.splitlines()):
+            if line and not line.startswith("#"):
+                self.run(line)
 
     def run(self, line: str) -> None:
         words = [self.here(word) for word in shlex.split(line, comments=True)]
