@@ -129,7 +129,8 @@ def splits_in(folder: RunFolder) -> dict[str, str]:
     return data_record.known_splits(folder) or {}
 
 
-def test_growing_source_keeps_splits(tmp_path: Path) -> None:
+def test_splits_growing_source(tmp_path: Path) -> None:
+    """Known samples keep their splits, and new ones are for training."""
     (listed := tmp_path / "count.txt").write_text("32")
     without = [f"~data.{key}" for key in ("val_fraction", "test_fraction", "split_seed")]
     source = [
@@ -152,9 +153,8 @@ def test_growing_source_keeps_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fold", [[], ["data.folds=4", "data.fold=2"]])
-def test_no_image_of_a_folder_that_was_trained_on_is_ever_tested(
-    tmp_path: Path, fold: list[str]
-) -> None:
+def test_splits_growing_folder(tmp_path: Path, fold: list[str]) -> None:
+    """An image that was trained on is never tested."""
     root = tmp_path / "images"
     write_classes(root)
     folder = trained(tmp_path, *FOLDER, f"data.root={root}", "data.group='(\\w+)\\.png'", *fold)
@@ -210,7 +210,7 @@ def test_changed_groups_accepted(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert evaluated(folder, tmp_path, "changed_data=accept", "data.shared_groups=accept") == 0
 
 
-def test_refused_resume_changes_nothing(tmp_path: Path) -> None:
+def test_refused_resume_run_unchanged(tmp_path: Path) -> None:
     write_classes(tmp_path / "images")
     where = ["strategy=cpu", "trainer.devices=2"]
     assert (

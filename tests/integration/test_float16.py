@@ -70,7 +70,7 @@ def alone(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunF
     [(("trainer.loads=[2,0,1]",), 0), ((), CUT)],
     ids=["uneven loads", "resumed"],
 )
-def test_any_workers_skip_the_same_steps(
+def test_skipped_steps_any_workers(
     alone: RunFolder,
     gpus: PretendedGpus,
     tmp_path: Path,

@@ -78,7 +78,7 @@ def files(tmp_path: Path) -> Files:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("cache", ["there", "null"])
-def test_head_learns_as_from_images(files: Files, cache: str) -> None:
+def test_head_from_features(files: Files, cache: str) -> None:
     more = ("data.cache=null",) if cache == "null" else ()
     whole = files.run(head_only="each_epoch")
     assert train(whole) == 0
@@ -124,7 +124,7 @@ def test_changed_image(files: Files, change: str) -> None:
         ),
     ],
 )
-def test_other_settings_compute_again(
+def test_recomputed_other_settings(
     files: Files, more: tuple[str, ...], name: str, seed: int, bound: float
 ) -> None:
     assert train(files.run()) == 0

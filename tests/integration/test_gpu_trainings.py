@@ -113,7 +113,7 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.mark.full
-def test_two_gpus(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
+def test_training_two_gpus(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
     runs = []
     for count, devices in ((1, "1"), (2, "[1,3]")):
         runs.append(
@@ -131,7 +131,7 @@ def test_two_gpus(gpus: PretendedGpus, tmp_path: Path, figure: Any) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_augmentation(matrix: tuple[Runs, str], count: int) -> None:
+def test_augmentations_any_workers(matrix: tuple[Runs, str], count: int) -> None:
     runs, _ = matrix
     assert difference(runs[1, "everything"], runs[count, "everything"]) <= 1e-12
 
@@ -143,7 +143,7 @@ def test_streamed_images(matrix: tuple[Runs, str]) -> None:
 
 
 @pytest.mark.full
-def test_calls_taken_by_cuda(matrix: tuple[Runs, str]) -> None:
+def test_cuda_kernel_calls(matrix: tuple[Runs, str]) -> None:
     """A refusal would have ended the training."""
     _, output = matrix
     assert "Warning" not in output

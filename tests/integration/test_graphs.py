@@ -89,7 +89,7 @@ MATRIX = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("count", MATRIX)
-def test_every_option_as_eager(gpus: PretendedGpus, tmp_path: Path, count: int) -> None:
+def test_options_as_eager(gpus: PretendedGpus, tmp_path: Path, count: int) -> None:
     workers, recipes = MATRIX[count]
     pairs = {name: pair(tmp_path / name, *RECIPES[name], *workers) for name in recipes}
     train_all([run for runs in pairs.values() for run in runs], count, **gpus.environ(3))
@@ -112,7 +112,7 @@ def test_resume_after_capture(gpus: PretendedGpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_nan_loss_ends_replayed_run(gpus: PretendedGpus, tmp_path: Path) -> None:
+def test_nan_loss_replayed_graph(gpus: PretendedGpus, tmp_path: Path) -> None:
     network = [
         *(text for text in own_network("HasADomain") if text != "strategy=cpu"),
         "scheduler=constant",

@@ -75,9 +75,10 @@ def test_missing_weights_refused(source: RunFolder, tmp_path: Path) -> None:
         (("task.class_weights=[1,2]", "hydra.run.dir=mine"), "task.class_weights has 2 numbers"),
     ],
 )
-def test_wrong_settings_leave_no_run(
+def test_wrong_settings_refused(
     source: RunFolder, tmp_path: Path, more: tuple[str, ...], error: str
 ) -> None:
+    """A refused run leaves no files, and outputs/latest stays as it was."""
     before = tmp_path / "outputs/2026-11-20/before"
     for folder in (before, tmp_path / "mine"):
         folder.mkdir(parents=True)

@@ -89,7 +89,8 @@ def test_workers_like_new_processes(tmp_path: Path, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize(("is_killed", "length"), [(False, 100), (True, 0)])
-def test_stream_leaves_no_process(tmp_path: Path, is_killed: bool, length: int) -> None:
+def test_stream_processes_ended(tmp_path: Path, is_killed: bool, length: int) -> None:
+    """A streamed run leaves no process and no socket, also when it is killed."""
     write_folder(tmp_path / "images", count=20)
     kept = [override for override in SMALL if not override.startswith("data")]
     streamed = ["data=image_folder", "data.root=images", "data.memory=stream", "data.num_workers=1"]
@@ -179,7 +180,7 @@ def test_second_ctrl_c(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_nan_loss_ends_run(tmp_path: Path, num_workers: int) -> None:
+def test_nan_loss_failed_run(tmp_path: Path, num_workers: int) -> None:
     overrides = [*own_network("BecomesNan"), "trainer.max_epochs=10", "silent=true"]
     done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (1, "")

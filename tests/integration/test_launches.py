@@ -30,7 +30,7 @@ DEFAULT = (
 
 @pytest.mark.full
 @pytest.mark.parametrize(("overrides", "budget"), [(("trainer.graph=false",), 280), ((), 60)])
-def test_a_step_stays_within_its_budget_of_launches(
+def test_step_launch_budget(
     gpus: PretendedGpus,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

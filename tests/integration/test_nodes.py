@@ -142,8 +142,8 @@ def listening(two: nodes.Nodes, node: str, tmp_path: Path) -> set[str]:
     }
 
 
-def test_one_machine_listens_on_loopback(two: nodes.Nodes, tmp_path: Path) -> None:
-    """And with all the open files they may have: gloo aborts when others use up the last one."""
+def test_listening_address_one_machine(two: nodes.Nodes, tmp_path: Path) -> None:
+    """Workers may have all their files open: gloo aborts when others use up the last one."""
     words = [
         "prlimit",
         "--nofile=1024:2048",
@@ -160,7 +160,7 @@ def test_one_machine_listens_on_loopback(two: nodes.Nodes, tmp_path: Path) -> No
         assert run.wait(PATIENCE_S) == EXIT_STOPPED, (tmp_path / "n1.log").read_text()
 
 
-def test_two_nodes_listen_on_one_address(two: nodes.Nodes, tmp_path: Path) -> None:
+def test_listening_address_two_nodes(two: nodes.Nodes, tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     step |= {
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)",

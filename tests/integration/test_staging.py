@@ -41,7 +41,7 @@ def recipe(images: Path, *extra: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_a_training_from_a_copy_ends_with_the_bits_of_one_without(tmp_path: Path) -> None:
+def test_copied_source_bitwise(tmp_path: Path) -> None:
     images, scratch = (
         write_folder(tmp_path / "images", count=20),
         f"data.copy_to={tmp_path / 'scratch'}",
@@ -88,9 +88,7 @@ def _stage(root: str, scratch: str, ranks_per_node: int, home: str) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_each_node_copies_once_while_its_other_ranks_wait(
-    ranks: Ranks, tmp_path: Path, ranks_per_node: int
-) -> None:
+def test_copy_once_per_node(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
     root = write_folder(tmp_path / "images", count=6)
     found = ranks.run(3, _stage, str(root), "scratch", ranks_per_node, str(tmp_path))
     assert [count for count, _ in found] == [
@@ -101,9 +99,8 @@ def test_each_node_copies_once_while_its_other_ranks_wait(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_if_one_node_cannot_copy_all_ranks_end_with_its_error(
-    ranks: Ranks, tmp_path: Path, ranks_per_node: int
-) -> None:
+def test_failed_copy_one_node(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
+    """All ranks end with the error of that node."""
     root = write_folder(tmp_path / "images", count=3)
     (tmp_path / "node1").mkdir()
     (tmp_path / "node1" / "scratch").write_text("no folder")
@@ -123,7 +120,8 @@ def _num_messages() -> int:
 
 
 @pytest.mark.processes
-def test_waiting_ranks_exchange_messages_so_that_no_collective_times_out(ranks: Ranks) -> None:
+def test_heartbeat_waiting_ranks(ranks: Ranks) -> None:
+    """Waiting ranks run collectives, so that none of them times out."""
     counts = ranks.run(2, _num_messages)
     assert counts[0] == counts[1] >= 5
 
@@ -145,9 +143,8 @@ def _stage_changing(root: str, home: str) -> Any:
 
 
 @pytest.mark.processes
-def test_nodes_that_copied_different_states_of_the_source_are_refused(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_source_changed_between_copies(ranks: Ranks, tmp_path: Path) -> None:
+    """Nodes that copied different states of a source are refused."""
     root = write_folder(tmp_path / "images", count=3)
     errors = ranks.run(2, _stage_changing, str(root), str(tmp_path))
     assert errors[0] == errors[1]
@@ -186,9 +183,7 @@ def _download(root: str, ranks_per_node: int) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks_per_node", [1, 3])
-def test_a_download_goes_once_into_the_root_all_nodes_share(
-    ranks: Ranks, tmp_path: Path, ranks_per_node: int
-) -> None:
+def test_download_once_shared_root(ranks: Ranks, tmp_path: Path, ranks_per_node: int) -> None:
     (tmp_path / "data").mkdir()
     for is_first in (True, False):
         found = ranks.run(3, _download, str(tmp_path / "data"), ranks_per_node)
@@ -197,7 +192,7 @@ def test_a_download_goes_once_into_the_root_all_nodes_share(
         assert sum(is_missing for asked, _ in found for _, is_missing in asked) == is_first
 
 
-def test_the_folders_of_downloads_are_those_of_torchvision() -> None:
+def test_download_folders_torchvision() -> None:
     assert FOLDERS["lockstep.data.cifar10"] == CIFAR10.base_folder
     dataset = type("FashionMNIST", (), {"root": ""})()
     raw = FashionMNIST.raw_folder.fget(dataset)  # pyright: ignore[reportOptionalCall]

@@ -36,5 +36,5 @@ def test_sweep_first_steps() -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_start_has_all_its_rows() -> None:
+def test_start_rows() -> None:
     assert [found.n for found in start.commands(1)] == [1] * 5

@@ -201,7 +201,7 @@ def test_sweep_row_best_setting(root: Path, site: str, page: Any) -> None:
     expect(sweeps.locator(".col-test")).to_have_text(["–", "0.6500"])
 
 
-def test_sweep_row_opens_trials(root: Path, site: str, page: Any) -> None:
+def test_sweep_row_trials(root: Path, site: str, page: Any) -> None:
     write_small(root / "day" / "sweep")
     write_run(root / "day" / "alone", "finished", started=1e9 + 60)
     page.goto(site)

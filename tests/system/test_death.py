@@ -59,13 +59,13 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
         (2, 1, signal.SIGKILL),
     ],
 )
-def test_rank_dies(tmp_path: Path, num_workers: int, rank: int, number: signal.Signals) -> None:
+def test_rank_death(tmp_path: Path, num_workers: int, rank: int, number: signal.Signals) -> None:
     done = run(tmp_path, command(*SMALL, f"trainer.devices={num_workers}", dies(number.name, rank)))
     assert done.returncode == (128 + number if num_workers == 1 else 1), done.stderr
     assert_reported(latest(tmp_path), f"rank {rank} of {num_workers}", number, done.stderr)
 
 
-def test_task_of_srun_dies(tmp_path: Path) -> None:
+def test_srun_task_death(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies("SIGSEGV", rank=1)])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
@@ -130,7 +130,7 @@ Extension modules: numpy.core, torch._C (total: 2)
         ("", ""),
     ],
 )
-def test_thread_that_died(tmp_path: Path, stack: str, place: str) -> None:
+def test_failure_place_dead_thread(tmp_path: Path, stack: str, place: str) -> None:
     folder = RunFolder(tmp_path)
     folder.rank_log(3).write_text(stack)
     text = heartbeat.end_of(folder, 3, "rank 3 of 4", -signal.SIGSEGV)

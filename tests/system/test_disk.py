@@ -114,7 +114,7 @@ def test_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_full_disk_refuses_resume(tmp_path: Path) -> None:
+def test_full_disk_resume_refused(tmp_path: Path) -> None:
     """The finished run stays as it is."""
     (tmp_path / "outputs").mkdir()
     script = f"""
@@ -156,7 +156,7 @@ def test_run_folder_removed(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_no_shared_memory(tmp_path: Path) -> None:
+def test_small_shared_memory(tmp_path: Path) -> None:
     images = write_folder(tmp_path / "images", count=40)
     streamed = ["data=image_folder", f"data.root={images}", "data.memory=stream", "data.cache=null"]
     small = [setting for setting in TINY if not setting.startswith(("data", "augment"))]
@@ -181,7 +181,7 @@ def test_no_shared_memory(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_no_run_folder_possible(tmp_path: Path, more: list[str], error: str) -> None:
+def test_run_folder_impossible(tmp_path: Path, more: list[str], error: str) -> None:
     (tmp_path / "outputs").touch()
     assert_error(run(tmp_path, command(*more, *TINY)), EXIT_CONFIG, "config error: ", error)
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]

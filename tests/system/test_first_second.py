@@ -85,7 +85,7 @@ def test_error_before_imports(tmp_path: Path) -> None:
     assert "optimizer.lrr is not a setting" in done.stderr
 
 
-def test_import_of_torch_fails(tmp_path: Path) -> None:
+def test_failing_torch_import(tmp_path: Path) -> None:
     done = with_module(tmp_path, "torch", "raise ImportError('failed to map segment')", command())
     line, end = done.stderr.splitlines()
     assert done.returncode == EXIT_FAILED

@@ -78,7 +78,7 @@ def test_graphs_as_eager(tmp_path: Path, precision: str, parts: int) -> None:
     assert difference(graphed, eager) == 0.0
 
 
-def test_nan_loss_ends_run(tmp_path: Path) -> None:
+def test_nan_loss_failed_run(tmp_path: Path) -> None:
     network = [
         f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
     ]

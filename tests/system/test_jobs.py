@@ -226,7 +226,7 @@ def test_folder_not_empty(tools: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_folder_until_sbatch_accepts(tools: Path, tmp_path: Path, is_refused: bool) -> None:
+def test_folder_during_submission(tools: Path, tmp_path: Path, is_refused: bool) -> None:
     """A run folder changes only once sbatch has accepted."""
     folder = RunFolder(tmp_path / "run")
     submitted(folder, "16", cancelled=True)
@@ -292,7 +292,7 @@ def test_sweep_here_pending_job(tools: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.processes
-def test_signal_while_sbatch_accepts(tools: Path, tmp_path: Path) -> None:
+def test_signal_during_submission(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", "kill -INT 0; echo 'Submitted batch job 17'")
     words = command("-m", "seed=0,1", *SMALL, "strategy=auto", *SLURM)
     # in a process group of its own, as in a terminal: Ctrl-C reaches sbatch, too

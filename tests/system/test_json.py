@@ -71,7 +71,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_one_json_value(here: Path, words: tuple[str, ...], keys: str) -> None:
+def test_json_of_commands(here: Path, words: tuple[str, ...], keys: str) -> None:
+    """Each command prints one JSON value."""
     assert {*keys.split()} <= value(lockstep(here, *words, "--json")).keys()
 
 

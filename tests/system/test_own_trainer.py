@@ -37,7 +37,7 @@ def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
     return torch.load(folder / "net.pt", weights_only=True)
 
 
-def test_the_loop_of_any_number_of_processes_ends_with_the_weights_of_one(tmp_path: Path) -> None:
+def test_loop_any_world_size(tmp_path: Path) -> None:
     alone = run(tmp_path / "1", "-c", NAMED)
     for num_ranks in (2, 3):
         words = (

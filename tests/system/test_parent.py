@@ -66,7 +66,8 @@ def test_ctrl_c_twice(tmp_path: Path) -> None:
         assert parent.code() == 130
 
 
-def test_worker_killed_by_second_ctrl_c(tmp_path: Path) -> None:
+def test_ignored_ctrl_c_twice(tmp_path: Path) -> None:
+    """The second Ctrl-C kills a worker that ignores the first one."""
     with started(tmp_path, "ignores") as parent:
         parent.process.send_signal(signal.SIGINT)
         wait_until(lambda: _has_handled(parent.process.pid), "the first one is forwarded")
@@ -81,7 +82,8 @@ def _has_handled(pid: int) -> bool:
     return all(int(mask, 16) == 0 for mask in pending.values())
 
 
-def test_worker_dies_with_parent(tmp_path: Path) -> None:
+def test_parent_killed(tmp_path: Path) -> None:
+    """The worker and the fork server end with their parent."""
     with started(tmp_path, "ignores") as parent:
         servers = children_of(parent.process.pid)
         parent.process.kill()

@@ -152,7 +152,8 @@ def test_project_moved(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_job_trains_submitted_code(tmp_path: Path) -> None:
+def test_job_submitted_code(tmp_path: Path) -> None:
+    """A job trains the code it was submitted with."""
     project = write_project(tmp_path / "project")
     write_package(project)
     (tmp_path / "here").mkdir()

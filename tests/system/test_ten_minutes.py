@@ -51,7 +51,7 @@ SHOWN = [
 ]
 
 
-def test_every_command_of_the_page_works(typed: tuple[Path, dict[str, str]]) -> None:
+def test_page_as_typed(typed: tuple[Path, dict[str, str]]) -> None:
     project, said = typed
     assert project.name == "flowers"
     assert [command for command, text in SHOWN if text not in said[command]] == []

@@ -131,9 +131,8 @@ def test_exact(overrides: list[str]) -> None:
         ),
     ],
 )
-def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(
-    name: str, code: int, expected: str
-) -> None:
+def test_bits_rank_dependent_layer(name: str, code: int, expected: str) -> None:
+    """`--bits` accepts a layer that depends on its shard, but not one that depends on its rank."""
     found, text = verified("--bits", *SMALL, *NET, f"model._target_={PLANTED}.{name}")
     assert found == code, text
     assert re.search(expected, text), text
@@ -154,7 +153,7 @@ def test_bits_differ_by_the_rank_and_not_by_the_samples_of_a_shard(
         (["resume=outputs/x"], "resume=outputs/x"),
     ],
 )
-def test_what_can_never_be_exact_is_an_error_of_one_line(overrides: list[str], error: str) -> None:
+def test_unverifiable_settings_refused(overrides: list[str], error: str) -> None:
     code, text = verified(*overrides)
     assert code == 2, text
     assert re.search(f"^config error: .*{re.escape(error)}", text, re.MULTILINE), text

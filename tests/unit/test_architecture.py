@@ -37,7 +37,8 @@ CHECKED = (
 )
 
 
-def test_imports_point_down_and_never_in_a_circle() -> None:
+def test_import_layers() -> None:
+    """Imports point down and have no cycle."""
     of = {name: set(imports(path)) for name, path in MODULES.items() if name}
     assert {part_of(name) for name in of} == {part for layer in LAYERS for part in layer}
     upward = {
@@ -62,7 +63,7 @@ def test_imports_point_down_and_never_in_a_circle() -> None:
     assert {part_of(name) for name in with_hydra - {"system.internals"}} == {"cli", "config"}
 
 
-def test_private_parts_of_other_libraries_are_used_in_one_module() -> None:
+def test_private_names_single_module() -> None:
     """Deferred modules have stand-ins for their private names: libraries."""
     ours = {
         node.name
@@ -124,11 +125,13 @@ def _is_override(node: ast.expr) -> bool:
     return ast.unparse(node) == "override"
 
 
-def test_the_promise_imports_nothing_above_it() -> None:
+def test_promise_imports() -> None:
+    """What makes N workers compute what one would imports nothing above it."""
     assert not outward_imports()
 
 
-def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydra_too() -> None:
+def test_command_imports() -> None:
+    """Commands start without torch, and those that only read runs start without Hydra, too."""
     for names, left_out in (
         (CHECKED, {"torch", "lightning"}),
         (FAST, {"torch", "hydra", "pydantic", "yaml", "numpy"}),
@@ -141,7 +144,8 @@ def test_commands_start_without_torch_and_those_that_only_read_runs_without_hydr
         assert done.stdout == "set()\n"
 
 
-def test_public_names_are_those_of_conf_and_no_module_hides_one() -> None:
+def test_public_names() -> None:
+    """Names in conf are public, and no module hides one."""
     text = "".join(path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
     for target in set(re.findall(r"(?<![\w./=])lockstep\.[\w.]+", text)):
         package, _, name = target.rpartition(".")

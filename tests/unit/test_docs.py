@@ -24,7 +24,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_every_link_of_a_page_has_its_file_and_its_heading() -> None:
+def test_page_links() -> None:
     for page in (*PAGES, ROOT / "CHANGELOG.md"):
         for name, anchor in LINK.findall(page.read_text()):
             target = page.parent / name
@@ -32,7 +32,7 @@ def test_every_link_of_a_page_has_its_file_and_its_heading() -> None:
             assert not anchor or anchor in anchors(target), f"{page.name} points to {name}#{anchor}"
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_pages_in_index() -> None:
     listed = re.findall(
         r"^[\w-]+\.(?:md|ipynb)$", (ROOT / "docs/index.md").read_text(), re.MULTILINE
     )
@@ -41,7 +41,7 @@ def test_every_page_is_in_the_index() -> None:
     assert {*listed, "index.md"} == there
 
 
-def test_modules_of_a_page_exist() -> None:
+def test_page_modules_exist() -> None:
     folders = ("src", "tests", "benchmarks")
     modules = {
         path.relative_to(ROOT).as_posix()
@@ -59,20 +59,20 @@ def test_modules_of_a_page_exist() -> None:
             )
 
 
-def test_the_picture_of_the_architecture_is_current() -> None:
+def test_architecture_picture_current() -> None:
     picture = ROOT / "docs" / "images" / "architecture.svg"
     assert picture.read_text() == architecture.drawing() + "\n", (
         f"python -m {architecture.__name__} > {picture}"
     )
 
 
-def test_the_page_of_results_is_current() -> None:
+def test_results_page_current() -> None:
     assert results.PAGE.read_text() == results.page(), "python -m benchmarks.page"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("page", ["configuration", "api"])
-def test_a_generated_page_is_current(page: str) -> None:
+def test_generated_page_current(page: str) -> None:
     line = [sys.executable, "-m", "tests.support.reference", page]
     done = subprocess.run(line, cwd=ROOT, env=environ(), capture_output=True, text=True, check=True)
     command = f"python -m tests.support.reference {page} > docs/{page}.md"

@@ -48,7 +48,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("direction", ["maximize", "minimize"])
-def test_importances_are_those_that_optuna_computes(journal: Path, direction: Direction) -> None:
+def test_importances_as_optuna(journal: Path, direction: Direction) -> None:
     searched = study_of(journal, direction)
     train(searched, 40)
     searched.tell(searched.ask(SPACE), state=optuna.trial.TrialState.PRUNED)
@@ -65,7 +65,7 @@ def test_importances_are_those_that_optuna_computes(journal: Path, direction: Di
     assert found["importances"] == pytest.approx(expected)
 
 
-def test_importance_of_running_search(journal: Path) -> None:
+def test_importance_running_search(journal: Path) -> None:
     """Reading changes no byte of the journal, whose last line is being written."""
     train(study_of(journal, "maximize"), MIN_TRIALS)
     with open(journal, "ab") as file:

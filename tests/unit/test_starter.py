@@ -47,7 +47,7 @@ def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ),
     ],
 )
-def test_a_project_requires_lockstep_from_its_origin(
+def test_requirement_by_origin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: dict[str, Any] | None, requirement: str
 ) -> None:
     monkeypatch.setattr(
@@ -70,13 +70,14 @@ def test_a_project_requires_lockstep_from_its_origin(
         ("file/roses", "file/roses cannot be created: Not a directory"),
     ],
 )
-def test_an_error_is_one_line_and_leaves_nothing(
+def test_new_project_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
     error: str,
 ) -> None:
+    """An error is one line and leaves no files."""
     (tmp_path / "A-B").mkdir()
     monkeypatch.chdir(tmp_path / "A-B")
     Path("here").mkdir()

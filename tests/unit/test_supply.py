@@ -35,7 +35,7 @@ HOLES = {
 }
 
 
-def test_no_version_with_a_known_hole_is_allowed_and_pinned_ones_are() -> None:
+def test_vulnerable_versions_excluded() -> None:
     assert [name for name in HOLES if ALLOWED[name].contains(HOLES[name])] == []
     # CVE-2023-24329, and no filter of tar archives
     assert not list(SpecifierSet(PROJECT["requires-python"]).filter(["3.11.0", "3.11.3"]))
@@ -54,7 +54,7 @@ def _texts() -> list[Path]:
     return [*pages, *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("src/**/*.py"), *STARTER.rglob("*.*")]
 
 
-def test_no_page_or_message_installs_the_package_of_a_stranger() -> None:
+def test_install_commands() -> None:
     """`lockstep` on the package index is another project.
 
     Commands name lockstep-vision, a path, or what is missing.
@@ -71,7 +71,7 @@ def test_no_page_or_message_installs_the_package_of_a_stranger() -> None:
     ] == []
 
 
-def test_the_changelog_and_the_citation_are_those_of_this_version() -> None:
+def test_changelog_and_citation_version() -> None:
     heads = re.findall(
         r"^## (\d.+) - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
@@ -79,7 +79,7 @@ def test_the_changelog_and_the_citation_are_those_of_this_version() -> None:
     assert f"\nversion: {lockstep.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_a_workflow_runs_actions_of_known_content_and_keeps_no_token() -> None:
+def test_workflow_actions_pinned() -> None:
     for path in WORKFLOWS:
         text = path.read_text()
         uses = re.findall(r"uses: (.*)", text)
@@ -89,5 +89,5 @@ def test_a_workflow_runs_actions_of_known_content_and_keeps_no_token() -> None:
         assert text.count("persist-credentials: false") == text.count("actions/checkout@")
 
 
-def test_a_container_has_a_user_without_rights() -> None:
+def test_container_user_unprivileged() -> None:
     assert re.findall(r"^USER ([1-9]\d{3,}):\d+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)

@@ -44,7 +44,7 @@ def test_refuse_draws_changes_nothing(config: Config) -> None:
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-def test_refuse_draws_of_function(config: Config) -> None:
+def test_refuse_draws_functional(config: Config) -> None:
     with pytest.raises(
         ConfigError, match=r"the layer '' \(DropsByFunction\) draws random numbers by a function"
     ):
@@ -59,7 +59,7 @@ def test_refuse_draws_network_not_copied(config: Config) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_pretrained_loaded_by_rank_0(config: Config, rank: int) -> None:
+def test_load_pretrained_rank_0(config: Config, rank: int) -> None:
     drawn: list[Tensor] = []
     net: Any = Plain(1, 10, 4)
     net.origin = Origin(load=lambda: drawn.append(torch.rand(1)))

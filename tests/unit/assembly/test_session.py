@@ -162,7 +162,7 @@ def test_tf32_off_in_float32(card: Card, before: str) -> None:
         ((6, 1), ("trainer.precision=auto",), "float32"),
     ],
 )
-def test_precision_of_gpu(
+def test_precision_gpu_capability(
     card: Card, capability: tuple[int, int], texts: tuple[str, ...], precision: str
 ) -> None:
     card.capability = capability
@@ -181,7 +181,7 @@ def test_precision_refused(card: Card, precision: str, more: tuple[str, ...]) ->
         opened(f"trainer.precision={precision}", *more)
 
 
-def test_precision_of_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_mixed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choices = [
         ("bfloat16", "A Card has tensor cores"),
         ("float32", "An Old Card has no bfloat16 arithmetic"),

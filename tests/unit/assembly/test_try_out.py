@@ -190,7 +190,7 @@ def enter_stage(module: Classifier, stage: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "split"), [("train", "train"), ("validate", "val"), ("test", "test")]
 )
-def test_targets_of_dataset_refused(config: Config, stage: str, split: str) -> None:
+def test_dataset_targets_refused(config: Config, stage: str, split: str) -> None:
     data, module = dataset_parts("train", "val", "test")
     refuse_targets(config, data, module, torch.zeros(2, 3))
     enter_stage(module, stage)

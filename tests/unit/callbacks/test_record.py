@@ -11,7 +11,7 @@ from tests.support.exact import trained
 from tests.support.harness import SMALL
 
 
-def test_hash_of_last_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_hash_last_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # the last epoch is not the best
     by_loss = ("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
     wild = ("scheduler=constant", "optimizer.lr=3", *by_loss)

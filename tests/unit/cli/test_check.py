@@ -60,14 +60,14 @@ def copies_of(facts: dict[str, Any]) -> list[tuple[str, ...]]:
     return sorted(found)
 
 
-def test_folder_in_order(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(capsys, *FOLDER)
     assert facts["splits"]["train"] == {"images": 12, "classes": {"fox": 6, "hen": 6}, "groups": 0}
     assert facts["copies"] == []
     assert not Path("data").exists()  # nothing is decoded for keeps
 
 
-def test_broken_files_and_equal_ones(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_and_duplicate_files(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "train" / "hen" / "1.png").write_bytes(b"no image")
     (root / "train" / "hen" / "2.png").write_bytes(b"no image")  # the same bytes, and no duplicates
     Image.new("RGB", (40_000, 1)).save(root / "val" / "hen" / "wide.png")
@@ -120,7 +120,7 @@ def test_file_listed_twice(
     assert [image["name"] for image in facts["copies"][0]["images"]] == [listed[-1][0]] * 2
 
 
-def test_equal_files_in_two_folds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicates_across_folds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label, name in enumerate(("fox", "hen")):
         for number in range(9):
             write_image(tmp_path / "images" / name / f"{number}.png", seed=10 * label + number)
@@ -160,7 +160,7 @@ def photographs(tmp_path: Path) -> Path:
 PHOTOGRAPHS = ("data=image_folder", "data.root=photographs", "data.image_size=16")
 
 
-def test_near_copies(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_near_duplicates(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(photographs / "val" / "fox" / "10.png", photographs / "val" / "fox" / "twice.png")
     facts = facts_of(capsys, *PHOTOGRAPHS, code=EXIT_FAILED)
     assert copies_of(facts) == [
@@ -174,7 +174,7 @@ def test_near_copies(photographs: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert copies_of(found) == [("twice", "val/fox/10.png", "val/fox/twice.png")]
 
 
-def test_near_images_of_a_group_are_none(photographs: Path) -> None:
+def test_near_duplicates_within_group(photographs: Path) -> None:
     splits = read(photographs, image_size=16, memory="stream")
     burst = ("test/fox/22.png", "test/fox/thin.png", "train/fox/06.png", "test/fox/half.png")
     parts = {
@@ -188,7 +188,7 @@ def test_near_images_of_a_group_are_none(photographs: Path) -> None:
     assert found["leak"] == ["train/fox/06.png", "test/fox/half.png"]  # a group in two splits leaks
 
 
-def test_target_that_cannot_be_learned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_targets_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
     train, test = facts["wrong_targets"]
     assert "train has -1 in digits/" in train
@@ -198,14 +198,14 @@ def test_target_that_cannot_be_learned(capsys: pytest.CaptureFixture[str]) -> No
 DATASET = ("data=dataset", "data.mean=[0.5]", "data.std=[0.5]")
 
 
-def test_broken_sample_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_dataset_sample(capsys: pytest.CaptureFixture[str]) -> None:
     train = "{_target_: tests.support.sources.Turned, count: 20, broken: 4}"
     (line,) = facts_of(capsys, *DATASET, f"data.train={train}", code=EXIT_FAILED)["broken"]
     assert line.startswith("data.train: sample 4 cannot be made (OSError: half a file, in ")
 
 
 @pytest.mark.parametrize("command", ["check", "fetch"])
-def test_folder_is_enough(root: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_folder_argument(root: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     for words in ([root.name, "data.image_size=11"], ["data.image_size=11", root.name]):
         monkeypatch.setattr(sys, "argv", ["lockstep", "data", command, *words, "strategy=cpu"])
         assert main._command() == 0

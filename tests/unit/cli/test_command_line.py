@@ -27,7 +27,7 @@ from tests.support.harness import ROOT
         ("-- seed=1 seed=2", "seed=1 seed=2"),
     ],
 )
-def test_overrides_are_on_any_side_of_options(line: str, overrides: str) -> None:
+def test_overrides_around_options(line: str, overrides: str) -> None:
     arguments = command_line.parse(shlex.split(line))
     assert arguments.overrides == overrides.split()
     assert arguments.multirun is ("-m" in line)
@@ -60,7 +60,7 @@ def test_overrides_are_on_any_side_of_options(line: str, overrides: str) -> None
         ("seed=1 --multi-run model.width=3", "write -m"),
     ],
 )
-def test_an_option_is_refused_with_the_setting_to_write(
+def test_option_refused_with_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, fix: str
 ) -> None:
     words = line.split()
@@ -81,7 +81,7 @@ def test_an_option_is_refused_with_the_setting_to_write(
         ("jobs shwo 17", "did you mean show?"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_nearest_one_in_a_line(
+def test_unknown_command_suggestion(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, error: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])

@@ -31,9 +31,8 @@ def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, st
     }
 
 
-def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fetch_url_offline_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that cannot reach the URL reads the copy of its files."""
     images = write_folder(tmp_path / "flowers", count=4)
     archive = Path(shutil.make_archive("flowers", "zip", images))
     asked = ("data=image_folder", f"data.root='zip://::file://{archive}'")
@@ -50,7 +49,7 @@ def test_the_files_of_a_url_stay_for_a_job_that_cannot_reach_it(
         fetch([*asked, "data.copy_to=$TMPDIR/x"], compose.DEFAULT)
 
 
-def test_weights_of_library(
+def test_fetch_library_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "home"))

@@ -14,9 +14,7 @@ from lockstep.system import hardware
 from tests.support.harness import ROOT
 
 
-def test_every_training_of_the_first_lines_is_a_right_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_commands_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flowers").mkdir()
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
@@ -41,7 +39,7 @@ def test_every_training_of_the_first_lines_is_a_right_one(
         ("seed", "seed=0"),
     ],
 )
-def test_help_of_names(capsys: pytest.CaptureFixture[str], words: str, part: str) -> None:
+def test_help_known_name(capsys: pytest.CaptureFixture[str], words: str, part: str) -> None:
     help.show_help(words.split())
     assert part in capsys.readouterr().out
 

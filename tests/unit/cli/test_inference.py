@@ -26,9 +26,7 @@ from tests.support.harness import write_run
         ),
     ],
 )
-def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, output: str, reason: str
-) -> None:
+def test_export_output_refused(monkeypatch: pytest.MonkeyPatch, output: str, reason: str) -> None:
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != "onnxscript")
     with pytest.raises(ValueError, match=reason):
         export.run_export(argparse.Namespace(output=output, run="latest", overrides=[]), Path())
@@ -41,7 +39,7 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_fix(
         (True, "has the run finished an epoch"),
     ],
 )
-def test_output_of_foreign_folder(tmp_path: Path, is_trusted: bool, reason: str) -> None:
+def test_export_foreign_run(tmp_path: Path, is_trusted: bool, reason: str) -> None:
     folder = write_run(tmp_path / "run", ["data=synthetic"])
     theirs = shutil.copytree(folder.path, tmp_path / "theirs")
     arguments = argparse.Namespace(
@@ -67,7 +65,7 @@ def test_precision_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         ("drawn.csv", r"--output: drawn\.png exists: remove it, or name another file\."),
     ],
 )
-def test_no_list_of_a_person_is_replaced(
+def test_labels_output_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -79,9 +77,7 @@ def test_no_list_of_a_person_is_replaced(
         )
 
 
-def test_a_job_keeps_the_promised_error_rate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_submit_max_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[str] = []
 
     def start(config: Any, name: str, arguments_in: Any) -> int:

@@ -67,7 +67,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str
         ("verify", "srun", STEP),
     ],
 )
-def test_several_processes_are_refused_in_a_line(
+def test_several_processes_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     started: list[str],
@@ -91,7 +91,7 @@ def test_several_processes_are_refused_in_a_line(
         ("verify", ONE_OF_TORCHRUN, 0),
     ],
 )
-def test_processes_of_a_launcher(
+def test_launcher_processes(
     monkeypatch: pytest.MonkeyPatch,
     started: list[str],
     name: str,

@@ -10,7 +10,7 @@ from lockstep.cli.model import summary_of
 
 # whose attention torch counts without its fast path only
 @pytest.mark.parametrize("name", ["resnet18", "vit_b_16"])
-def test_parameters_and_flops_are_those_of_torchvision(name: str) -> None:
+def test_summary_as_torchvision(name: str) -> None:
     known: Any = models.get_model_weights(name)
     summary = summary_of(models.get_model(name, weights=None), (3, 224, 224), 1)
     meta = known.DEFAULT.meta

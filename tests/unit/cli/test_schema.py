@@ -41,7 +41,7 @@ def tree_of(path: Path) -> Any:
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
-def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
+def test_schema_valid_and_current() -> None:
     from jsonschema import Draft202012Validator
 
     Draft202012Validator.check_schema(WHOLE)
@@ -51,7 +51,7 @@ def test_it_is_a_schema_of_2020_12_and_the_committed_file_is_current() -> None:
 
 
 @pytest.mark.parametrize("path", FILES_OF_CONF, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_file_is_valid_and_names_its_part_of_the_schema(path: Path) -> None:
+def test_conf_files_valid(path: Path) -> None:
     line = LINE.match(path.read_text())
     assert line is not None
     conf = FILES / "conf" if path.is_relative_to(FILES) else CONF
@@ -72,7 +72,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "path", sorted(WRONG.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )
-def test_a_wrong_file_is_refused_for_its_one_error(path: Path) -> None:
+def test_wrong_file_refused(path: Path) -> None:
     text = path.read_text()
     header = re.search(r"^# Refused( by lockstep train only)?: (.*)$", text, re.MULTILINE)
     assert header is not None

@@ -26,7 +26,8 @@ def section(**arguments: Any) -> Open:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> None:
+def test_text_unchanged(text: str, tmp_path: Path) -> None:
+    """A target receives a text as it is typed, without interpolation."""
     nested = {"_target_": "builtins.dict", "_args_": [{"b": text}], "a": [text]}
     given = {"a": text, "list": [{"key": text}], text: 1}
     wanted = {**given, "nested": {"b": text, "a": [text]}, "supplied": text}
@@ -39,9 +40,7 @@ def test_a_text_reaches_its_target_as_it_stands(text: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["seed: &a [1]\ntask: *a\n", None])
-def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(
-    tmp_path: Path, content: str | None
-) -> None:
+def test_load_alias_or_pipe_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "config.yaml"
     os.mkfifo(path) if content is None else path.write_text(content)
     with pytest.raises(
@@ -50,7 +49,7 @@ def test_a_configuration_with_an_alias_or_that_is_a_pipe_is_refused(
         config_file.load(path)
 
 
-def test_target_that_hydra_refuses() -> None:
+def test_blocked_target_refused() -> None:
     with pytest.raises(Exception, match=r"os\.system"):
         build.build(Open.model_validate({"_target_": "os.system", "command": "true"}))
 
@@ -83,7 +82,7 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
         ((*OF_TIMM, "model.name=resnet18.nothing"), (1.0, "bilinear")),
     ],
 )
-def test_settle_view_of_pretrained_weights(
+def test_resolve_pretrained_preprocessing(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
     monkeypatch.setattr(

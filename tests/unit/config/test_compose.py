@@ -72,9 +72,7 @@ def tree(source: Source, *typed: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("experiment", [*OURS, "own"])
-def test_an_experiment_overrides_the_choices_and_values_of_a_project(
-    source: Source, experiment: str
-) -> None:
+def test_experiment_over_project(source: Source, experiment: str) -> None:
     typed = [f"experiment={experiment}", *["data.root=X"] * (experiment in ("finetune", "probe"))]
     conf = source.conf if experiment == "own" else CONF
     stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
@@ -88,14 +86,14 @@ def test_an_experiment_overrides_the_choices_and_values_of_a_project(
     assert overrides.plan(typed, source).configs[0].name == experiment
 
 
-def test_the_command_line_overrides_an_experiment(source: Source) -> None:
+def test_command_line_over_experiment(source: Source) -> None:
     made = tree(source, "trainer.max_epochs=5", "experiment=own", "data=digits", "name=typed")
     targets = [made[group]["_target_"] for group in ("data", "model")]
     assert targets == ["lockstep.data.digits", "lockstep.models.ResNet18"]
     assert (made["trainer"]["max_epochs"], made["name"]) == (5, "typed")
 
 
-def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
+def test_sweep_over_experiments(source: Source) -> None:
     configs = overrides.plan(["experiment=own,fashion_mnist"], source, is_multirun=True).configs
     assert [(config.name, config.trainer.max_epochs) for config in configs] == [
         ("own", 3),
@@ -103,7 +101,7 @@ def test_a_sweep_takes_each_experiment_with_its_choices(source: Source) -> None:
     ]
 
 
-def test_jobs_of_a_sweep_in_the_order_of_hydra(source: Source) -> None:
+def test_sweep_job_order(source: Source) -> None:
     typed = [
         "seed=0,1",
         "optimizer.lr=0.1,0.2",
@@ -124,7 +122,7 @@ def test_jobs_of_a_sweep_in_the_order_of_hydra(source: Source) -> None:
     ]
 
 
-def test_folder_of_a_run(source: Source, tmp_path: Path) -> None:
+def test_run_folder(source: Source, tmp_path: Path) -> None:
     typed = [
         "experiment=own",
         f"hydra.run.dir={tmp_path}/${{name}}",
@@ -173,7 +171,7 @@ def raw(cfg: Any, key: str = "") -> Any:
         ("nothing@elsewhere=digits",),
     ],
 )
-def test_jobs_composed_as_by_hydra(typed: tuple[str, ...]) -> None:
+def test_jobs_as_hydra(typed: tuple[str, ...]) -> None:
     try:
         expected = compose_config(typed, with_hydra=True)
     except REFUSALS:

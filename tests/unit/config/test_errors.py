@@ -33,11 +33,11 @@ from tests.support.harness import ROOT
         ),
     ],
 )
-def test_an_error_is_composed_of_its_key_its_problem_and_its_fix(error: Error, line: str) -> None:
+def test_error_line(error: Error, line: str) -> None:
     assert str(error) == line
 
 
-def test_all_errors_are_printed_once_without_secrets_and_read_again(
+def test_errors_printed_and_pickled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     secret = Error("unknown", "logger.wandb.api_token=abcdef", "is not a setting", "remove it")
@@ -65,7 +65,7 @@ def test_all_errors_are_printed_once_without_secrets_and_read_again(
         ),
     ],
 )
-def test_errors_of_texts(text: object, errors: list[Error]) -> None:
+def test_errors_parsed(text: object, errors: list[Error]) -> None:
     assert errors_of(text) == errors
 
 

@@ -33,7 +33,8 @@ def test_scope(key: str, tree: dict[str, object] | None, scope: Scope) -> None:
     assert key_scopes.scope(key, tree) is scope
 
 
-def test_a_resumed_sweep_may_be_computed_elsewhere_but_not_otherwise_nor_longer() -> None:
+def test_resumed_sweep_free_keys() -> None:
+    """A resumed sweep may be computed elsewhere, but not otherwise nor longer."""
     free = key_scopes.FREE_IN_A_RESUMED_SWEEP
     assert {
         key_scopes.scope(key) for key in ("trainer.devices", "strategy.name", "compile", "silent")

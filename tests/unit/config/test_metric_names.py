@@ -14,7 +14,7 @@ LOSS = "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}"
 
 
 @pytest.mark.parametrize("target", metric_names.HIGHER_IS_BETTER)
-def test_a_known_direction_is_that_of_the_metric_itself(target: str) -> None:
+def test_known_directions(target: str) -> None:
     assert metric_names.HIGHER_IS_BETTER[target] == get_object(target).higher_is_better
 
 
@@ -33,9 +33,7 @@ def test_a_known_direction_is_that_of_the_metric_itself(target: str) -> None:
         ((OWN, f"{MONITOR}=val/mine", f"{MODE}=min"), ("val/mine", "min")),
     ],
 )
-def test_best_is_the_direction_of_the_metric(
-    texts: tuple[str, ...], expected: tuple[str, str]
-) -> None:
+def test_best_direction(texts: tuple[str, ...], expected: tuple[str, str]) -> None:
     config = config_of(*texts)
     checkpoint = config.callbacks["checkpoint"]
     assert checkpoint is not None
@@ -45,7 +43,7 @@ def test_best_is_the_direction_of_the_metric(
         assert metric_names.default(config) == (expected[0], expected[1] == "max")
 
 
-def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
+def test_names_custom_metric() -> None:
     assert metric_names.names(config_of(F1)) == (
         "train/loss",
         "train/accuracy",
@@ -96,7 +94,7 @@ def test_a_metric_of_the_configuration_is_measured_of_validation() -> None:
         ),
     ],
 )
-def test_an_error_of_a_task_names_its_key_and_a_fix(texts: list[str], error: str) -> None:
+def test_task_refused(texts: list[str], error: str) -> None:
     found = errors_of(*texts)
     assert [line for line in found if error in line], found
 

@@ -62,7 +62,7 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_written")
 @pytest.mark.parametrize("target", ["written.Circle", "written.shapes.Round"])
-def test_a_signature_is_that_of_the_object(target: str) -> None:
+def test_find_signature(target: str) -> None:
     found = signatures.find(target)
     assert found is not None
     assert (found.names, found.required, found.takes_any) == (("colour", "odd"), (), True)
@@ -84,9 +84,7 @@ def test_a_signature_is_that_of_the_object(target: str) -> None:
         ("lockstep.models.ResNet19", "'lockstep.models' has no 'ResNet19'", "ResNet18"),
     ],
 )
-def test_what_is_not_there_is_missing_with_the_names_that_are(
-    target: str, what: str, near: str | None
-) -> None:
+def test_find_missing(target: str, what: str, near: str | None) -> None:
     signatures.find("written.Circle")
     with pytest.raises(Missing, match=what) as caught:
         signatures.find(target)

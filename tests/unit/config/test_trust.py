@@ -80,9 +80,8 @@ def test_known_targets(target: object, expected: bool) -> None:
     assert trust._is_known(target, RUN) == expected
 
 
-def test_a_logger_of_a_service_is_accepted_where_trainings_alone_build_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_service_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger of a service is accepted only where trainings alone build it."""
     monkeypatch.setattr(signatures, "is_there", lambda package: True)
     run, comet = RunFolder(tmp_path), "{_target_:lightning.pytorch.loggers.CometLogger}"
     trust.check(run, config_of("logger=wandb", f"+logger.mine={comet}"), compose.DEFAULT)
@@ -90,9 +89,8 @@ def test_a_logger_of_a_service_is_accepted_where_trainings_alone_build_it(
         trust.check(run, config_of(f"+callbacks.mine={comet}"), compose.DEFAULT)
 
 
-def test_the_project_is_known_by_what_its_modules_define(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_project_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target belongs to the project if a module of the project defines it."""
     run, package = RunFolder(tmp_path / "theirs" / "run"), tmp_path / "flower_project"
     for folder in (run.path, package, tmp_path / "outputs", tmp_path / "libraries"):
         folder.mkdir(parents=True)

@@ -41,13 +41,13 @@ def errors(*texts: str, is_multirun: bool = False) -> list[str]:
         r"a'(b)" + "\\",
     ],
 )
-def test_unreadable_value_is_text(value: str) -> None:
+def test_unparsable_value_as_text(value: str) -> None:
     override = parse_override(f"data.root={value}")
     assert override.value() == value
     assert parse_override(override.input_line or "").value() == value  # as it is saved
 
 
-def test_folder_is_fine_tuned(tmp_path: Path) -> None:
+def test_folder_argument(tmp_path: Path) -> None:
     folder = tmp_path / "my (old) photos"
     folder.mkdir()
     texts = typed_text.hydra_overrides([str(folder), "seed=1"])
@@ -102,7 +102,7 @@ ONE_DEVICE = "write strategy=single_device"
         (["-m", "trainer.accumulate_grad_batches=7", "global_batch_size=10,20,30"], 0, "=7"),
     ],
 )
-def test_mistake_is_one_error(
+def test_single_error(
     monkeypatch: pytest.MonkeyPatch, texts: list[str], num_gpus: int, part: str
 ) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
@@ -114,9 +114,10 @@ def data(*overrides: str) -> Any:
     return check_config(compose_config(overrides)).data
 
 
-def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(
+def test_variable_in_paths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A variable is expanded where a path is used, and nowhere else."""
     monkeypatch.setenv("DISK", "/a disk")
     config = check_config(
         compose_config(
@@ -141,7 +142,7 @@ def test_a_variable_is_expanded_where_a_path_is_used_and_nowhere_else(
 
 
 @pytest.mark.parametrize("value", [None, ""])
-def test_a_variable_that_is_not_set_is_named_with_its_key_and_machine(
+def test_unset_variable_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str | None
 ) -> None:
     monkeypatch.delenv("DISK", raising=False)

@@ -60,7 +60,7 @@ def codes(found: Sequence[Error]) -> list[str]:
 @pytest.mark.parametrize(
     "choice", [f"{group}={option}" for group, options in GROUPS.items() for option in options]
 )
-def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_options_pass(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # SLURM's tools are not on every machine
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(signatures, "is_there", lambda package: True)  # neither are all loggers
@@ -86,7 +86,7 @@ def test_every_option_of_every_group_passes(choice: str, monkeypatch: pytest.Mon
         assert errors(choice, *needed, is_multirun=choice.startswith("search=")) == []
 
 
-def test_every_experiment_goes_with_every_debug_preset() -> None:
+def test_experiments_with_debug_presets() -> None:
     pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
     assert errors(*pairs, "data.root=here", is_multirun=True) == []
 
@@ -500,7 +500,7 @@ def test_check_passes(texts: Sequence[str]) -> None:
     assert errors(*texts) == []
 
 
-def test_callbacks_of_lightning_known() -> None:
+def test_lightning_callbacks_known() -> None:
     known = sorted({*WORKING, *callback_rules.INSTEAD, "Timer"})
     assert known == sorted(lightning.pytorch.callbacks.__all__)
 
@@ -590,7 +590,7 @@ def test_broken_yaml_file(conf: Path, name: str, text: str, parts: list[str]) ->
         (["optimizer.lr=interval(0.1,1)"], ["conflict optimizer.lr=interval(0.1,1)"]),
     ],
 )
-def test_every_value_of_a_sweep(texts: list[str], expected: list[str]) -> None:
+def test_sweep_values(texts: list[str], expected: list[str]) -> None:
     assert codes(errors(*texts, is_multirun=True)) == expected
 
 
@@ -605,7 +605,8 @@ def resumed(saved: Config, *texts: str) -> Config:
     return config
 
 
-def test_a_resume_takes_what_does_not_change_the_mathematics() -> None:
+def test_resume_free_settings() -> None:
+    """A resume accepts what does not change the mathematics."""
     saved = config_of("experiment=cifar10", "seed=0", "optimizer.lr=0.3")
     texts = [
         "trainer.max_epochs=40",
@@ -690,7 +691,8 @@ def test_resume_keeps_options() -> None:
     assert resumed(saved, "resume=x", *typed).data.model_dump() == saved.data.model_dump() | changed
 
 
-def test_a_resume_resolves_no_text_of_the_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_saved_interpolations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The texts of the saved run are not interpolated again."""
     monkeypatch.setenv("FOLDER", "elsewhere")
     saved = config_of("data=image_folder", "data.root=x", "cluster=none")
     for root in ("${oc.env:FOLDER}", "a\\${seed}", "${", "\\\\${nothing}"):
@@ -701,13 +703,14 @@ def test_a_resume_resolves_no_text_of_the_run_again(monkeypatch: pytest.MonkeyPa
     assert data.root == "elsewhere"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_resume_takes_the_whole_command_again() -> None:
+def test_resume_same_command() -> None:
     texts = ["experiment=cifar10", "debug=fast", "optimizer.lr=0.3", "seed=0"]
     saved = config_of(*texts)
     assert resumed(saved, *texts, "resume=x") == saved
 
 
-def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
+def test_resume_auto_preprocessing() -> None:
+    """`auto` means the preprocessing that the run has."""
     texts = ["data=image_folder", "data.root=x"]
     saved = build.settle_config(config_of(*texts))
     assert resumed(saved, *texts, "resume=x") == saved
@@ -719,7 +722,7 @@ def test_auto_of_a_resume_is_the_view_that_the_run_has() -> None:
 # -- what a configuration is -----------------------------------------------------------------------
 
 
-def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
+def test_scale_with_workers() -> None:
     config = config_of(
         "scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1"
     )
@@ -732,7 +735,7 @@ def test_scaling_multiplies_batch_and_rate_by_the_workers_once() -> None:
     assert build.settle_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
-def test_the_fingerprint_is_equal_for_equal_configurations_alone() -> None:
+def test_fingerprint() -> None:
     prints = [
         config_file.fingerprint(config_of(*texts))
         for texts in ([], ["seed=0"], ["seed=1"], ["model.width=8"])
@@ -748,13 +751,13 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_saved_configuration_comes_back_equal(saved: Path) -> None:
+def test_save_and_load(saved: Path) -> None:
     config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
     assert config_file.load(saved) == config
     assert config_file.fingerprint(config_file.load(saved)) == config_file.fingerprint(config)
 
 
-def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved: Path) -> None:
+def test_load_invalid_config(saved: Path) -> None:
     tree = yaml.safe_load(saved.read_text())
     tree["trainer"]["old_key"] = tree["trainer"].pop("deterministic")
     wrong = [f"missing {saved}: trainer.deterministic", f"unknown {saved}: trainer.old_key"]
@@ -766,7 +769,7 @@ def test_a_saved_configuration_that_does_not_fit_is_reported_with_its_path(saved
         assert sorted(codes(caught.value.errors)) == expected
 
 
-def test_a_trial_of_a_search_is_evaluated_and_resumed_as_any_run() -> None:
+def test_resume_search_trial() -> None:
     trial = overrides.plan(
         ["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True
     ).configs[0]
@@ -780,7 +783,7 @@ ALL_GROUPS = groups(*compose.DEFAULT.folders)
 
 
 @pytest.mark.parametrize("line", FOREIGN_NAMES)
-def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
+def test_foreign_name_suggestion(line: str) -> None:
     words = [word for word in line.split() if "=" in word]
     config = composed_once([word for word in words if "..." not in word], with_hydra=True)
     keys = dict(leaves(OmegaConf.to_container(config, resolve=False), ""))
@@ -791,9 +794,7 @@ def test_a_line_has_keys_and_groups_of_today(line: str) -> None:
     ("line", "name"),
     [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()],
 )
-def test_foreign_name_refused_with_line(
-    monkeypatch: pytest.MonkeyPatch, line: str, name: str
-) -> None:
+def test_foreign_name_refused(monkeypatch: pytest.MonkeyPatch, line: str, name: str) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     with pytest.raises(ConfigError) as caught:
         overrides.check(

@@ -35,7 +35,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("asked", [None, 1])
-def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
+def test_adapt_multi_node_run(asked: int | None) -> None:
     tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
     here = saved_run.adapt_to_machine(Config.model_validate(tree), devices=asked, strategy=None)
@@ -54,7 +54,7 @@ def test_a_run_of_several_machines_is_used_on_one(asked: int | None) -> None:
         },
     ],
 )
-def test_a_run_of_one_machine_is_used_by_all_processes_of_a_launcher(
+def test_adapt_run_to_launcher(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, int | str]
 ) -> None:
     for name, value in variables.items():

@@ -140,7 +140,7 @@ def test_batch_one_by_one(changes: dict[str, Any]) -> None:
     ("augment", "digest"),
     [(FILLED, "0374deafb9bd7f2c"), (replace(ALL_PARTS, mixup=0.0, cutmix=0.0), "811cc97c9cdcf644")],
 )
-def test_bits_of_seed(augment: Augment, digest: str) -> None:
+def test_reference_digest(augment: Augment, digest: str) -> None:
     """Made before the draws by index came (2026-11-26); a change belongs into the changelog."""
     found = augmented(augment, random_images(64, 3, 16, 19), epoch=4)
     assert hashlib.blake2b(found.numpy().tobytes(), digest_size=8).hexdigest() == digest
@@ -195,7 +195,7 @@ def test_large_images_in_blocks() -> None:
 
 
 @pytest.mark.parametrize("augment", [ALL_PARTS, PHOTOGRAPHS])
-def test_draws_of_seed_epoch_step(augment: Augment) -> None:
+def test_draws_per_seed_epoch_step(augment: Augment) -> None:
     images = random_images(64, 3, 16, 16)
     shards = [whole(64), whole(64, epoch=1), whole(64, step=1)]
     found = [augment(batch_of(augment, images, shard)).inputs for shard in shards]

@@ -75,7 +75,7 @@ def test_cached_and_streamed_as_decoded(
         assert_same(found, in_memory)
 
 
-def test_other_settings_have_other_entries(root: Path, cache: str) -> None:
+def test_entries_other_settings(root: Path, cache: str) -> None:
     for changes, num_entries in (
         ({}, 1),
         ({"split_seed": 7}, 1),
@@ -153,7 +153,7 @@ def test_builder_killed(root: Path, cache: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")
-def test_files_of_other_user_not_used(root: Path, cache: str) -> None:
+def test_foreign_files_ignored(root: Path, cache: str) -> None:
     read(root, cache=cache)
     (path,) = entries(cache)
     expected = path.read_bytes()

@@ -42,7 +42,7 @@ def test_copy_contains_only_images(root: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "renamed"])
-def test_changed_source_is_copied_again(root: Path, scratch: Path, change: str) -> None:
+def test_changed_source_copied_again(root: Path, scratch: Path, change: str) -> None:
     path = write_image(root / "red fox" / "a.bmp", seed=5)
     old = make(root, scratch)
     before = contents(old)
@@ -61,7 +61,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_copy_is_made_again(root: Path, scratch: Path, damage: str) -> None:
+def test_damaged_copy_replaced(root: Path, scratch: Path, damage: str) -> None:
     folder = make(root, scratch)
     DAMAGES[damage](folder)
     assert make(root, scratch) == folder
@@ -77,9 +77,7 @@ def loaded(data: Data) -> tuple[str, Splits]:
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
-def test_list_is_copied_with_its_images_only(
-    tmp_path: Path, scratch: Path, is_absolute: bool
-) -> None:
+def test_list_copy_listed_images(tmp_path: Path, scratch: Path, is_absolute: bool) -> None:
     folder = tmp_path / "photos"
     names = [
         str(write_image(folder / f"deep er/{i:02d}.png", seed=i).relative_to(folder))
@@ -97,7 +95,7 @@ def test_list_is_copied_with_its_images_only(
         assert torch.equal(whole(part.pixels), whole(copied.parts[split].pixels))
 
 
-def test_list_with_image_above_its_folder_is_refused(tmp_path: Path, scratch: Path) -> None:
+def test_list_image_above_folder_refused(tmp_path: Path, scratch: Path) -> None:
     write_image(tmp_path / "above.png")
     rows = [
         {"path": write_image(tmp_path / f"photos/{i}.png").name, "label": "ab"[i % 2]}
@@ -114,14 +112,12 @@ def test_list_with_image_above_its_folder_is_refused(tmp_path: Path, scratch: Pa
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_copy_inside_its_source_is_refused(root: Path) -> None:
+def test_copy_inside_source_refused(root: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.copy_to=.*inside"):
         make(root, root / "red fox")
 
 
-def test_copy_of_another_user_is_refused(
-    root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_copy_refused(root: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = make(root, scratch).parent
     shutil.rmtree(place)
     (elsewhere := scratch.parent / "elsewhere").mkdir()

@@ -221,7 +221,7 @@ def test_known_images_stay(has_groups: bool, fold: Fold | None) -> None:
             assert len(found) == len({*every.groups})
 
 
-def test_given_split_kept() -> None:
+def test_previous_split_kept() -> None:
     uncut = images([30, 30])
     before = split_of(uncut, FRACTIONS)
     after = split_of(replace(uncut, kept=before), {"val": 0.1})

@@ -113,7 +113,7 @@ def by_both(path: Path, channels: int, view: View) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_jpegs_have_the_pixels_of_pillow(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_jpegs_as_pillow(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "a.jpg"
     for (name, data), view, channels in itertools.product(jpegs(*size).items(), VIEWS, (1, 3)):
         path.write_bytes(data)
@@ -123,7 +123,7 @@ def test_jpegs_have_the_pixels_of_pillow(tmp_path: Path, size: tuple[int, int]) 
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's of damaged files
-def test_damaged_jpegs_end_the_same(tmp_path: Path) -> None:
+def test_damaged_jpegs_as_pillow(tmp_path: Path) -> None:
     ends, path = Counter[str](), tmp_path / "a.jpg"
     files = list(jpegs(23, 37).values())
     for number in range(250):

@@ -62,9 +62,7 @@ def of_dataset(path: Path) -> Callable[..., Splits]:
 
 
 @pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
-def test_every_image_tested_once(
-    tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]
-) -> None:
+def test_images_tested_once(tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]) -> None:
     load = make(tmp_path)
     every = names_of(load().parts.values())
     folds = [load(fold=Fold(number, 4)) for number in range(4)]
@@ -78,7 +76,7 @@ def names_of(parts: Iterable[Images]) -> list[str]:
     return sorted(name for part in parts for name in part.names)
 
 
-def test_folds_with_own_splits(tmp_path: Path) -> None:
+def test_folds_predefined_splits(tmp_path: Path) -> None:
     for split, count in (("train", 4), ("val", 2), ("test", 2)):
         write_folder(tmp_path / split, count=count)
     folds = [read(tmp_path, fold=Fold(number, 4)) for number in range(4)]

@@ -20,7 +20,7 @@ def read(file: Path, **changes: Any) -> Splits:
     return image_list(file=str(file), **{**LIST, "root": None, "image_size": None, **changes})
 
 
-def test_list_of_classes(tmp_path: Path) -> None:
+def test_class_list(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     splits = read(file, split_column="split")
     assert splits.class_names == ("a", "b")
@@ -35,7 +35,7 @@ def test_list_of_classes(tmp_path: Path) -> None:
             )
 
 
-def test_list_of_labels_and_numbers(tmp_path: Path) -> None:
+def test_label_and_number_columns(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     write_list(
         file,
@@ -51,7 +51,7 @@ def test_list_of_labels_and_numbers(tmp_path: Path) -> None:
         read(file, target_columns=["kg", "wet"])
 
 
-def test_missing_splits_cut(tmp_path: Path) -> None:
+def test_missing_splits(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     rows = [
         {
@@ -66,9 +66,7 @@ def test_missing_splits_cut(tmp_path: Path) -> None:
     assert [int(name[-6:-4]) for name in splits.test.names] == [16, 17, 18, 19]
 
 
-def test_paths_relative_to_list_root_or_absolute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_listed(tmp_path / "images")
     expected = read(file, split_column="split")
     rows = list(csv.DictReader(file.read_text().splitlines()))
@@ -232,7 +230,7 @@ def test_group_in_one_split(tmp_path: Path, keys: dict[str, str], targets: dict[
 
 
 @pytest.mark.parametrize("keys", [{}, {"group_column": "patient"}])
-def test_file_under_two_paths_in_one_split(tmp_path: Path, keys: dict[str, str]) -> None:
+def test_duplicate_paths_same_split(tmp_path: Path, keys: dict[str, str]) -> None:
     rows = list(csv.DictReader(write_patients(tmp_path).read_text().splitlines()))
     again = [
         row | {"path": path}

@@ -37,7 +37,7 @@ def weights_of(found: Batch) -> Tensor:
     return found.mix.weights
 
 
-def test_mixup_every_pair_of_values() -> None:
+def test_mixup_pixel_pairs() -> None:
     """65,536 pairs; products and sums stay below 2**24, so float32 holds them."""
     own, partner = torch.arange(256).repeat_interleave(256), torch.arange(256).repeat(256)
     pixels = torch.stack([own, partner]).to(torch.uint8).view(2, 1, 256, 256)

@@ -109,7 +109,7 @@ def opened_by_user(path: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pixels_by_pillow(tmp_path: Path, kind: str) -> None:
+def test_pixels_as_pillow(tmp_path: Path, kind: str) -> None:
     name, content, options = KINDS[kind]
     path = tmp_path / name
     if isinstance(content, bytes):

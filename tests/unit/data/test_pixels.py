@@ -34,7 +34,7 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
         ),
     ],
 )
-def test_images_that_do_not_fit_refused(
+def test_inconsistent_images_refused(
     pixels: Any, num_targets: int, num_names: int, line: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^Images: .*{line}"):

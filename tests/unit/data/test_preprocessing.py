@@ -96,7 +96,7 @@ def test_letterbox_as_torchvision(
     ("resized", "cropped"),
     [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)],
 )
-def test_crop_percent_of_two_sizes(resized: int, cropped: int) -> None:
+def test_crop_percent_from_sizes(resized: int, cropped: int) -> None:
     assert view_of((cropped, cropped), crop_percent=cropped / resized).bounds == (resized, resized)
 
 

@@ -89,7 +89,7 @@ def test_crop_by_seed_epoch_and_index(root: Path) -> None:
     assert not torch.equal(replace(CROP, seed=4)(pixels, torch.arange(12), 0), every)
 
 
-def test_crop_of_tensor() -> None:
+def test_tensor_crop() -> None:
     images = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).train.pixels
     assert isinstance(images, torch.Tensor)
     crops = CROP(images, torch.arange(50), 0)

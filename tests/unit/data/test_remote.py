@@ -80,7 +80,7 @@ def test_changed_url_copied_again(root: Path, tmp_path: Path, server: str) -> No
     assert list_classes(str(folder)).digest != before
 
 
-def test_files_of_list(root: Path, tmp_path: Path, server: str) -> None:
+def test_listed_files_copied(root: Path, tmp_path: Path, server: str) -> None:
     names = sorted(contents(root))[1::2]
     file = write_list(
         tmp_path / "list.csv", [{"path": f"./{name}", "label": name[0]} for name in names]
@@ -95,7 +95,7 @@ def test_files_of_list(root: Path, tmp_path: Path, server: str) -> None:
         read(asked, run_parts.source)
 
 
-def test_folder_cannot_be_listed(root: Path, tmp_path: Path, server: str) -> None:
+def test_unlistable_folder_refused(root: Path, tmp_path: Path, server: str) -> None:
     folder = make(f"{server}/flowers", tmp_path / "scratch")
     Handler.broken.add("/flowers/red%20fox/")
     with pytest.raises(ValueError, match=r"data\.root=.*flowers cannot be listed .*500"):
@@ -183,7 +183,7 @@ def test_missing_driver_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         make("zip://::s3://bucket/flowers.zip", tmp_path / "scratch")
 
 
-def test_url_needs_copy_or_cache() -> None:
+def test_url_without_copy_refused() -> None:
     url = ("data=image_folder", "data.root=memory://x")
     checked(*url)
     checked(*url, "data.cache=null", "data.copy_to=y")

@@ -50,7 +50,7 @@ def test_any_ranks(plan: Plan, loads: list[int], epoch: int) -> None:
 
 @repeatable
 @given(PLANS, st.integers(0, 3))
-def test_every_sample_once(plan: Plan, epoch: int) -> None:
+def test_samples_drawn_once(plan: Plan, epoch: int) -> None:
     plan = replace(plan, num_batches=None)
     batches = put_together([list(plan.of(epoch=epoch))])
     assert sorted(index for batch in batches for index in batch) == list(range(plan.num_samples))
@@ -122,7 +122,7 @@ def test_group_size(plan: Plan, loads: list[int]) -> None:
         assert {shard.group_size for shard in group} == {sum(shard.size for shard in group)}
 
 
-def test_order_of_seed_and_epoch() -> None:
+def test_order_per_seed_and_epoch() -> None:
     orders = [
         order_of(Plan(shuffle_seed=seed).of(epoch=epoch))
         for seed in (0, 1, 2**32)

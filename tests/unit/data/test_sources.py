@@ -194,7 +194,7 @@ def test_group_not_found(tmp_path: Path, group: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("missing", [(), ("val",), ("val", "test")])
-def test_missing_split_folders_cut(tmp_path: Path, missing: tuple[str, ...]) -> None:
+def test_missing_split_folders(tmp_path: Path, missing: tuple[str, ...]) -> None:
     for name in {"train", "val", "test"} - set(missing):
         write_classes(tmp_path / name, {"cat": 4, "dog": 4})
     splits = read(tmp_path, **{} if missing else {"val_fraction": 0, "test_fraction": 0})
@@ -315,7 +315,7 @@ def test_layout_refused(tmp_path: Path, name: str) -> None:
         (("cat/a/1.png", "cat/b/1.png", "dog/a/1.png", "dog/b/1.png", "dog/1.png"), ("cat", "dog")),
     ],
 )
-def test_classes_may_contain_folders(
+def test_nested_class_folders(
     tmp_path: Path, files: tuple[str, ...], classes: tuple[str, ...]
 ) -> None:
     make_layout(tmp_path, files)
@@ -397,7 +397,7 @@ def test_similar_names(names: tuple[str, ...], found: str | None) -> None:
     assert similar_names(names) == (" = ".join(map(repr, names)) if found is None else found)
 
 
-def test_two_sizes_refused(tmp_path: Path) -> None:
+def test_mixed_sizes_refused(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 3, "b": 3})
     write_image(tmp_path / "b" / "9.png", height=6, width=7)
     with pytest.raises(
@@ -406,7 +406,7 @@ def test_two_sizes_refused(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_more_than_memory_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_beyond_memory_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
@@ -425,7 +425,7 @@ def test_unlabelled_folder(tmp_path: Path) -> None:
     assert images.targets.tolist() == [-1, -1, -1]
 
 
-def test_digest_of_files(tmp_path: Path) -> None:
+def test_files_digest(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         write_image(tmp_path / name, height=9, width=12)
     digests = [unlabelled(str(tmp_path), size=[4, 6])[1] for _ in range(2)]

@@ -219,7 +219,7 @@ def refusal(layer: nn.Module, x: Tensor) -> str:
 
 
 @pytest.mark.parametrize(("shape", "is_refused"), [((1, 1), True), ((), True), ((1, 2), False)])
-def test_one_value_per_channel_refused(shape: tuple[int, ...], is_refused: bool) -> None:
+def test_single_value_per_channel_refused(shape: tuple[int, ...], is_refused: bool) -> None:
     make = nn.BatchNorm2d if shape else nn.BatchNorm1d
     expected = refusal(make(NUM_CHANNELS), torch.ones(1, NUM_CHANNELS, *shape))
     assert ("more than 1 value" in expected) == is_refused
@@ -291,7 +291,7 @@ class Scaled(nn.BatchNorm2d):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_norm_of_one_worker_refused(layer: nn.Module, what: str) -> None:
+def test_inexact_norms_refused(layer: nn.Module, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         refuse_inexact_norms(nn.Sequential(nn.Conv2d(1, 2, 3), layer))
 

@@ -63,6 +63,6 @@ def test_bfloat16_summed_in_float32() -> None:
     assert (total.item(), total.dtype) == (262.0, torch.float32)
 
 
-def test_other_number_of_rows_refused() -> None:
+def test_wrong_num_rows_refused() -> None:
     with pytest.raises(ValueError, match="needs one row for each of 3 samples, got 2"):
         sum_over_global(torch.zeros(2), batch_of(0, 3))

@@ -210,7 +210,7 @@ def of_one_value(loads: list[int]) -> bool:
 @needs_triton
 @pytest.mark.processes
 @pytest.mark.parametrize("loads", [[1], [0, 1, 0]])
-def test_one_value_per_channel_refused(ranks: Ranks, loads: list[int]) -> None:
+def test_single_value_per_channel_refused(ranks: Ranks, loads: list[int]) -> None:
     assert ranks.run(len(loads), of_one_value, loads) == [True] * len(loads)
 
 

@@ -34,7 +34,7 @@ def test_sizes_rounded(size: int, loads: list[int]) -> None:
 
 @repeatable
 @given(ANY_SIZE, LOADS, st.integers(2, 1000))
-def test_ratio_of_weights(size: int, loads: list[int], factor: int) -> None:
+def test_bounds_scaled_weights(size: int, loads: list[int], factor: int) -> None:
     assert intervals(size, loads) == intervals(size, [factor * load for load in loads])
 
 

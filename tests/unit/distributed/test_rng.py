@@ -43,13 +43,13 @@ def dropped(layer: ExactDropout, x: Tensor, shard: Shard) -> Tensor:
 
 @repeatable
 @given(st.integers(0, 2**32 - 1), st.integers(1, 2**31))
-def test_high_bits_of_seed(low: int, high: int) -> None:
+def test_seed_high_bits(low: int, high: int) -> None:
     """Hashed keys: torch's CPU generator takes only the low 32 bits of a seed."""
     one, other = generator(low), generator(low + (high << 32))
     assert not torch.equal(torch.rand(8, generator=one), torch.rand(8, generator=other))
 
 
-def test_keys_have_order() -> None:
+def test_seed_key_order() -> None:
     keys = [
         (0,),
         (1,),
@@ -172,12 +172,12 @@ def test_dropout_per_channel() -> None:
     assert min(len(kept.unique(dim=0)), kept.unique(dim=1).shape[1]) > 1
 
 
-def test_no_shard_refused() -> None:
+def test_missing_shard_refused() -> None:
     with pytest.raises(ValueError, match="has no shard"):
         layer_of()(torch.ones(3, 4))
 
 
-def test_mask_of_layer_epoch_step() -> None:
+def test_mask_per_layer_epoch_step() -> None:
     masks = [
         dropped(layer_of(keys=(seed, "dropout", path)), torch.ones(20, 20), shard)
         for seed, path, shard in (
@@ -227,7 +227,7 @@ def test_stochastic_depth_any_shards(layer: nn.Module, scale: float, loads: list
     assert abs(torch.stack(steps).double().mean() - 0.7) < 0.07
 
 
-def test_other_rows_than_samples_refused() -> None:
+def test_wrong_num_rows_refused() -> None:
     """Windows of an image, say: which rows belong to which sample is not known."""
     layer = ExactDropout(p=0.5, per_channel=False, keys=(1, "dropout", "blocks.0.drop"))
     with pytest.raises(ValueError, match=r"blocks\.0\.drop.* gets 12 rows for 3 samples"):
@@ -272,7 +272,7 @@ DropPathOfUser.__name__ = "DropPath"
     ],
     ids=lambda layer: type(layer).__name__,
 )
-def test_layer_drawing_by_rank_refused(layer: nn.Module) -> None:
+def test_rank_dependent_layer_refused(layer: nn.Module) -> None:
     with pytest.raises(
         ValueError, match=rf"'1\.inner' \({type(layer).__name__}\).*depend on the rank"
     ):

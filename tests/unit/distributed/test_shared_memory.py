@@ -79,7 +79,7 @@ def many_gathers() -> bool:
 
 
 @pytest.mark.processes
-def test_no_row_overwritten(ranks: Ranks) -> None:
+def test_rows_not_overwritten(ranks: Ranks) -> None:
     assert ranks.run(3, many_gathers) == [True] * 3
 
 

@@ -25,7 +25,7 @@ def test_error_ends_all() -> None:
         VirtualShards(3, [1], 2).run(work)
 
 
-def test_split_of_batch() -> None:
+def test_split_batch() -> None:
     shards = VirtualShards(4, [1], 1)
     parts = shards.cut(batch(6))
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2], [3, 4], [5]]
@@ -41,7 +41,7 @@ def test_split_of_batch() -> None:
     assert shards.cut(odd) == [odd]
 
 
-def test_average_of_gradients() -> None:
+def test_average_gradients() -> None:
     used = torch.nn.Parameter(torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
     wide, unused = torch.nn.Parameter(torch.zeros(2).double()), torch.nn.Parameter(torch.zeros(1))
     gradients = [

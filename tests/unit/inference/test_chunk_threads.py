@@ -76,9 +76,8 @@ def photographs(tmp_path: Path) -> Images:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(
-    photographs: Images, count: int
-) -> None:
+def test_chunk_rows_and_errors(photographs: Images, count: int) -> None:
+    """Every file has a row or an error, and none is read too early."""
     taken: list[int] = []
     found: list[Chunk] = []
     for chunk in compute_chunks(
@@ -97,9 +96,7 @@ def test_every_file_has_a_row_or_an_error_and_none_is_taken_too_early(
 
 
 @pytest.mark.parametrize("from_files", [True, False])
-def test_any_number_of_threads_computes_the_same_bits(
-    photographs: Images, from_files: bool
-) -> None:
+def test_bits_any_num_threads(photographs: Images, from_files: bool) -> None:
     pixels = torch.randint(
         0, 256, (30, 3, 256, 256), generator=torch.Generator().manual_seed(0)
     ).to(torch.uint8)
@@ -124,7 +121,7 @@ def test_any_number_of_threads_computes_the_same_bits(
     assert found[0] == found[1] == found[2]
 
 
-def test_samples_of_a_dataset_are_read_by_one_thread_with_their_targets() -> None:
+def test_dataset_single_reader() -> None:
     readers: set[int] = set()
 
     class Numbers(torch.utils.data.Dataset[Any]):

@@ -22,7 +22,7 @@ def findings(true: NDArray[np.int64], predicted: NDArray[np.int64]) -> Findings:
 
 # "dog" is only predicted; one class alone
 @pytest.mark.parametrize("labels", [[0, 1, 2, 3], [0, 1, 2], [1]])
-def test_scores_are_those_of_scikit_learn(labels: list[int]) -> None:
+def test_scores_as_scikit_learn(labels: list[int]) -> None:
     draw = np.random.default_rng(0)
     true = draw.choice(labels, 200, p=(shares := np.arange(1, len(labels) + 1) ** 3) / shares.sum())
     predicted = np.where(draw.random(200) < 0.6, true, draw.integers(0, 4, 200))
@@ -66,7 +66,7 @@ def grouped(counts: list[tuple[int, int]]) -> tuple[Findings, list[str]]:
     ]
 
 
-def test_the_interval_of_the_accuracy_is_that_of_resampled_groups() -> None:
+def test_accuracy_interval_as_bootstrap() -> None:
     draw = np.random.default_rng(1)
     counts = [(int(draw.binomial(size, 0.8)), int(size)) for size in draw.integers(1, 30, 23)]
     found = class_report.accuracy_interval(*grouped(counts))

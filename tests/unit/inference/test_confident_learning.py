@@ -58,7 +58,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_confident_learning_of_cleanlab(name: str) -> None:
+def test_confident_learning_as_cleanlab(name: str) -> None:
     labels, probabilities = CASES[name]
     count = probabilities.shape[1]
     np.testing.assert_allclose(
@@ -89,9 +89,7 @@ def test_confident_learning_of_cleanlab(name: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("wrong", [0.0, 0.03, 0.1])
-def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(
-    temperature: float, wrong: float
-) -> None:
+def test_calibrate_wrong_labels(temperature: float, wrong: float) -> None:
     """Labels are drawn from probabilities, then made wrong.
 
     The network states the probabilities at another temperature.
@@ -109,7 +107,7 @@ def test_wrong_labels_are_counted_and_doubt_is_not_taken_for_them(
     assert by_chance == pytest.approx(of_right, abs=4 * np.sqrt(of_right) + 5)
 
 
-def test_a_network_that_is_worse_than_chance_does_not_make_most_labels_wrong() -> None:
+def test_calibrate_worse_than_chance() -> None:
     labels, probabilities = drawn(0, 400, 2, wrong=0.9)
     assert calibrate(labels, probabilities)[1] <= 0.5
 

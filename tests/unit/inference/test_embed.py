@@ -94,7 +94,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Callable[[Ten
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_features_are_what_the_network_gives_without_its_last_layer(name: str) -> None:
+def test_features_before_last_layer(name: str) -> None:
     torch.manual_seed(0)
     make, cut_off = NETWORKS[name]
     module = module_of(make())
@@ -105,7 +105,7 @@ def test_features_are_what_the_network_gives_without_its_last_layer(name: str) -
     torch.testing.assert_close(found, expected)
 
 
-def test_threads_that_share_a_network_have_the_features_of_their_own_images() -> None:
+def test_features_concurrent_threads() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
     module, images, is_inside = module_of(net), pixels(40), threading.Barrier(4)
     alone = [embed.features(module, image) for image in images.split(1)]
@@ -133,7 +133,7 @@ def test_threads_that_share_a_network_have_the_features_of_their_own_images() ->
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_network_without_such_a_layer_is_refused(net: nn.Module, text: str) -> None:
+def test_unusable_network_refused(net: nn.Module, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(text)}"):
         embed.features(module_of(net), pixels(4))
 

@@ -101,7 +101,7 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.fit}-{view.interpolation}")
-def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: View) -> None:
+def test_export_any_image_size(view: View) -> None:
     module = trained(view)
     with torch.no_grad():
         program = export._program(Exported(module, view).eval(), module.image_format, AXES)
@@ -114,9 +114,7 @@ def test_images_of_any_size_and_number_are_predicted_as_by_the_network(view: Vie
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
-def test_a_file_that_predicts_something_else_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, wrong: float
-) -> None:
+def test_differing_outputs_detected(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
     module, view, batch = trained(VIEWS[0]), VIEWS[0], images(1)[0][:1]
     monkeypatch.setattr(export.predict, "predictions", predictions)
     network = Exported(module, view)
@@ -132,7 +130,7 @@ def test_a_file_that_predicts_something_else_is_noticed(
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [export._onnx, export._pt2])
-def test_a_file_has_neither_paths_nor_lines_of_the_code(
+def test_export_without_source_paths(
     make: Callable[..., tuple[bytes, Any]],
 ) -> None:
     module = trained(VIEWS[0])
@@ -153,7 +151,7 @@ def test_a_file_has_neither_paths_nor_lines_of_the_code(
     assert not [text for text in inside if text.encode() in content]
 
 
-def test_wrong_answer_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_class_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     module, view = trained(VIEWS[0]), VIEWS[0]
     monkeypatch.setattr(export.predict, "predictions", predictions)
     exported, batch = Exported(module, view, 0.5).eval(), images(1)[0][:1]

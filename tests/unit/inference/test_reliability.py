@@ -64,7 +64,7 @@ def values(scores: dict[str, Any]) -> list[float]:
 
 
 @pytest.mark.parametrize("num_classes", [2, NUM_CLASSES])
-def test_the_scores_of_classes_are_those_of_scikit_learn_and_torchmetrics(num_classes: int) -> None:
+def test_class_scores_as_scikit_learn(num_classes: int) -> None:
     logits, labels = made_up(num_classes=num_classes)
     report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
     for way, slope in (("raw", 1.0), ("calibrated", float(torch.tensor(SLOPE)))):
@@ -80,7 +80,7 @@ def test_the_scores_of_classes_are_those_of_scikit_learn_and_torchmetrics(num_cl
     assert report["temperature"] == pytest.approx(1 / SLOPE)
 
 
-def test_the_scores_of_labels_are_those_of_all_pairs_of_image_and_label() -> None:
+def test_label_scores_as_scikit_learn() -> None:
     logits, _ = made_up()
     targets = (
         torch.rand(logits.shape, generator=torch.Generator().manual_seed(1))
@@ -122,7 +122,7 @@ def resampled(
 
 
 @pytest.mark.parametrize("num_groups", [None, 23])
-def test_intervals_are_those_of_resampled_images_or_groups(num_groups: int | None) -> None:
+def test_intervals_as_bootstrap(num_groups: int | None) -> None:
     logits, labels = made_up(120)
     numbers = np.arange(120) if num_groups is None else np.arange(120) ** 2 % num_groups
     groups = None if num_groups is None else [f"patient {number}" for number in numbers]
@@ -143,7 +143,7 @@ def test_intervals_are_those_of_resampled_images_or_groups(num_groups: int | Non
     assert report.get("num_groups") == (None if num_groups is None else len(np.unique(numbers)))
 
 
-def test_outputs_that_are_no_numbers_have_no_score_and_are_in_the_bins() -> None:
+def test_nonfinite_outputs() -> None:
     logits, labels = made_up()
     logits[3, 1] = float("nan")
     logits[7, 0] = float("inf")

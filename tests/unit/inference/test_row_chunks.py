@@ -72,7 +72,7 @@ def test_failed_rows_leave_nothing(output: Path) -> None:
     assert [(path, path.read_text()) for path in output.parent.iterdir()] == [(output, "before")]
 
 
-def test_prepare_removes_leftovers_of_killed(output: Path) -> None:
+def test_prepare_removes_leftovers(output: Path) -> None:
     killed(output)
     other = [
         killed(output.with_name("out.csv.npy")),

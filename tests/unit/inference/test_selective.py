@@ -81,9 +81,10 @@ SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
         for name in SETTINGS
     ],
 )
-def test_the_error_rate_of_the_answers_exceeds_the_promised_one_in_five_of_a_hundred_draws(
+def test_error_rate_bound(
     setting: str,
 ) -> None:
+    """The error rate exceeds the promised one in at most about 5 of 100 draws."""
     broken, _ = num_broken(*SETTINGS[setting])
     assert broken <= MAX_BROKEN
 
@@ -106,19 +107,21 @@ def draws_of_the_best_epoch(
 
 
 @pytest.mark.parametrize("n", [180, 1000])
-def test_it_exceeds_it_more_often_where_the_same_images_chose_the_epoch(n: int) -> None:
+def test_error_rate_selected_epoch(n: int) -> None:
+    """The bound fails more often where the same images selected the epoch."""
     broken, _ = num_broken(STEEP, n, 0.05, draws_of_the_best_epoch)
     # quoted in docs/use.md
     print(f"the best of 30 epochs, {n} images: {broken:.1%} of {NUM_DRAWS:,} draws")
     assert MAX_BROKEN < broken < 0.3
 
 
-def test_a_few_wrong_labels_among_the_surest_of_many_images_do_not_refuse() -> None:
+def test_few_wrong_labels() -> None:
+    """A few wrong labels among the most confident images do not refuse a threshold."""
     broken, answered = num_broken(np.full(100_000, 0.02), 2500, 0.05)
     assert (broken, answered) == (0, pytest.approx(1, abs=0.05))
 
 
-def test_most_images_are_answered_and_equal_confidences_together() -> None:
+def test_choose_coverage_and_ties() -> None:
     confidences = np.linspace(1, 0.01, 200)
     is_right = np.arange(200) < 160
     # 93 images pass with an error; of 50 shares from there to all, the next one has 165 images and
@@ -133,12 +136,12 @@ def test_most_images_are_answered_and_equal_confidences_together() -> None:
 
 
 @pytest.mark.parametrize(("n", "is_kept"), [(0, False), (58, False), (59, True)])
-def test_few_images_without_an_error_are_enough_from_59_on(n: int, is_kept: bool) -> None:
+def test_choose_without_errors(n: int, is_kept: bool) -> None:
     threshold = selective.choose(np.linspace(1, 0.5, n), np.ones(n, bool), 0.05)
     assert (threshold is not None) == is_kept  # 0.95 ** 59 < 0.05
 
 
-def test_an_image_at_the_threshold_or_without_a_number_has_no_answer() -> None:
+def test_threshold_and_nan_unanswered() -> None:
     predictions = torch.tensor([[0.75, 0.25], [0.2499, 0.7501], [math.nan, math.nan]])
     assert selective.answers(predictions, 0.75).tolist() == [-1, 1, -1]
     assert selective.answers(predictions, 0.0).tolist() == [0, 1, -1]
@@ -169,9 +172,10 @@ def write(folder: Path, names: tuple[str, ...] = ("a", "b"), **parts: Any) -> Pa
     return path
 
 
-def test_a_checkpoint_has_a_threshold_by_its_validation_images_and_is_checked_on_the_others(
+def test_threshold_from_validation_images(
     tmp_path: Path,
 ) -> None:
+    """The validation images select the threshold, and the test images check it."""
     path = write(tmp_path / "run", val=rows(200, 20), test=rows(100, 30))
     assert selective.threshold_of(path, config_of(), None) == (None, "")
     threshold, text = selective.threshold_of(path, config_of(), 0.05)
@@ -210,7 +214,7 @@ def write_folds(path: Path, folds: range) -> str:
     return head
 
 
-def test_the_rows_of_all_folds_are_used_where_there_are_some(tmp_path: Path) -> None:
+def test_threshold_from_folds(tmp_path: Path) -> None:
     path = write(tmp_path / "0", val=rows(200, 0), test=rows(20, 0))
     write_folds(RunFolder(tmp_path / "0").fold_rows, range(3, 4))
     head = write_folds(tmp_path / "out_of_fold_2.csv", range(5))

@@ -94,7 +94,7 @@ def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
 @pytest.mark.parametrize("loads", SPLITS)
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
-def test_loss_gradient_of_shards(
+def test_loss_gradient_any_shards(
     loads: list[int], num_micro_batches: int, smoothing: float
 ) -> None:
     """The last group is incomplete; its last micro-batch leaves ranks without samples."""

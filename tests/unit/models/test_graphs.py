@@ -12,7 +12,7 @@ from tests.support.harness import ROOT, environ
 pytestmark = pytest.mark.processes
 
 
-def test_graphed_modules_on_a_pretended_gpu(gpus: PretendedGpus) -> None:
+def test_graphed_modules_pretended_gpu(gpus: PretendedGpus) -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/support/graphed_on_gpu.py"]
     variables = {**environ(), **gpus.environ(1, path=os.environ.get("PYTHONPATH", ""))}
     done = subprocess.run(words, cwd=ROOT, env=variables, capture_output=True, text=True)

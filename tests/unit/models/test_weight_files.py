@@ -74,7 +74,7 @@ def test_backbone_beside_other_layers(tmp_path: Path) -> None:
     assert all(torch.equal(net.state_dict()[name], value) for name, value in state.items())
 
 
-def test_prefix_of_few_names_kept(tmp_path: Path) -> None:
+def test_rare_prefix_kept(tmp_path: Path) -> None:
     state = {
         f"module.{name}" if name.startswith("fc") else name: v
         for name, v in network().state_dict().items()

@@ -38,9 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("orientation", [1, 6])  # 6: to be turned by 90 degrees
 @pytest.mark.parametrize("wanted", [COLOUR, GREY], ids=["colour", "grey"])
-def test_pixels_of_a_file(
-    path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int
-) -> None:
+def test_file_pixels(path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.open(path).save(tmp_path / "turned.png", exif=exif)
@@ -56,7 +54,7 @@ def test_pixels_of_a_file(
         )
 
 
-def test_a_transparent_image_is_laid_on_the_background_however_it_is_given(tmp_path: Path) -> None:
+def test_transparent_image_composited(tmp_path: Path) -> None:
     image = Image.new("RGBA", (8, 6), (90, 90, 90, 0))
     image.putpixel((0, 0), (1, 2, 3, 255))
     image.save(tmp_path / "a.png")
@@ -83,7 +81,7 @@ def test_folder_sorted(tmp_path: Path) -> None:
     assert not inputs_of(tmp_path / "images", COLOUR).is_one
 
 
-def test_tensors_of_the_size_of_the_network_stay_as_they_are_and_others_are_fitted() -> None:
+def test_tensor_inputs() -> None:
     images = torch.randint(0, 256, (4, 3, 6, 8), dtype=torch.uint8)
     assert torch.equal(inputs_of(images[0], COLOUR).images, images[:1])
     assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
@@ -144,7 +142,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     ],
     ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
 )
-def test_an_input_that_is_no_image_is_rejected(given: Any, wanted: ImageFormat, text: str) -> None:
+def test_non_image_rejected(given: Any, wanted: ImageFormat, text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         inputs_of(given, wanted)
 

@@ -41,7 +41,7 @@ def test_prediction(kind: str, values: tuple[float, ...], name: str, expected: o
         ("numbers", "probabilities"),
     ],
 )
-def test_a_prediction_has_nothing_of_another_kind(kind: str, name: str) -> None:
+def test_prediction_wrong_attribute(kind: str, name: str) -> None:
     of_pixels = Prediction(torch.zeros(3, 2, 2), NAMES, "classes", None)
     for found in (prediction(kind, 0, 0, 1), of_pixels):
         with pytest.raises(AttributeError, match=rf"has no {name}: use its values"):
@@ -62,7 +62,7 @@ def test_broken_file() -> None:
             getattr(found[1], name)
 
 
-def test_class_without_an_answer() -> None:
+def test_class_below_threshold() -> None:
     found = Predictions(
         torch.tensor([[0.25, 0.625, 0.125], [0.125, 0.75, 0.125]]),
         NAMES,

@@ -19,7 +19,7 @@ from lockstep.python.sweeping import submit
         (["cluster=local", "seed"], "^'seed' cannot be read"),
     ],
 )
-def test_submit_refuses_what_is_no_list_of_settings(
+def test_submit_invalid_overrides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -56,7 +56,7 @@ def facts_of(watched: Watched) -> list[dict[str, Any]]:
 # -- searching -------------------------------------------------------------------------------------
 
 
-def test_every_run_is_found_by_its_name_below_the_root_the_root_included(tmp_path: Path) -> None:
+def test_scan_nested_runs(tmp_path: Path) -> None:
     for name in (
         "2026-11-20/a",
         "2026-11-21/sweep/0",
@@ -70,7 +70,7 @@ def test_every_run_is_found_by_its_name_below_the_root_the_root_included(tmp_pat
     }  # fmt: skip
 
 
-def test_id_of_copy(tmp_path: Path) -> None:
+def test_copied_run_id(tmp_path: Path) -> None:
     """An id is stable, and does not reveal the path."""
     run(tmp_path / "one" / "secret")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
@@ -105,7 +105,7 @@ def test_scan_unreadable_folder() -> None:
 # -- looking ---------------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_with_its_known_fields_alone(tmp_path: Path) -> None:
+def test_look_known_fields(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "optimizer.lr=0.2", **FULL, secret="x", remaining_s=None)
     facts = look(found(folder))
     updated = facts.pop("updated")
@@ -152,7 +152,8 @@ def test_look_damaged_status(tmp_path: Path, what: str) -> None:
     assert facts["reason"].startswith("status.json ")
 
 
-def test_other_damaged_files_do_not_hide_a_run(tmp_path: Path) -> None:
+def test_look_damaged_other_files(tmp_path: Path) -> None:
+    """Damaged files other than the status do not hide a run."""
     folder = run(tmp_path / "run", state="finished")
     for name in ("run.json", "metrics.csv", "summary.json"):
         (folder.path / name).write_bytes(b'{"state": "\xff"}')

@@ -32,7 +32,7 @@ READERS = (files.read_text, files.read_json, files.read_rows)
 
 
 @pytest.mark.parametrize("what", IRREGULAR)
-def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, what: str) -> None:
+def test_irregular_file_refused(tmp_path: Path, what: str) -> None:
     folder = RunFolder(tmp_path)
     for path in (folder.summary, folder.rank_log(0), folder.lock_file):
         IRREGULAR[what](path)
@@ -44,7 +44,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_written(tmp_path: Path, wha
 
 
 @pytest.mark.timeout(60)  # where it waits, it waits for ever
-def test_heartbeats_of_pipe(tmp_path: Path) -> None:
+def test_heartbeat_pipe_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     os.mkfifo(folder.rank_log(0))
     with pytest.raises(OSError, match="not a regular file"), heartbeat.write_heartbeats(folder, 0):
@@ -116,7 +116,7 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("half", [HEADER, f"{HEADER}1", f"{HEADER}1,20,0.2", HEADER[:4]])
-def test_append_after_half_a_row(tmp_path: Path, half: str) -> None:
+def test_append_after_partial_row(tmp_path: Path, half: str) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(half)
     files.append_rows(path, [{"epoch": 1, "step": 20, "val/loss": 0.5}])
@@ -127,7 +127,8 @@ def test_append_after_half_a_row(tmp_path: Path, half: str) -> None:
 @pytest.mark.parametrize(
     "text", ["=1+1", "x;=1+1", "x\t@a", "x\n+1;y", "x\r-a", 'x;"=1+1"', "';\"=1", "a;-1=2"]
 )
-def test_no_separator_makes_a_formula_of_a_text(text: str, separator: str) -> None:
+def test_csv_formulas_escaped(text: str, separator: str) -> None:
+    """No cell is a formula, whichever separator a program assumes."""
     written = files.csv_text([["a", text, 5]])
     for line in re.split(r"[\r\n]", written):
         cells = next(csv.reader([line], delimiter=separator), [])
@@ -135,7 +136,7 @@ def test_no_separator_makes_a_formula_of_a_text(text: str, separator: str) -> No
     assert files.uncell(files.FORMULA.sub("'", text)) == text
 
 
-def test_numbers_are_no_formulas_and_marks_come_off() -> None:
+def test_csv_numbers_and_round_trip() -> None:
     for text in ("-5", "-0.25", "-1e-05", "-inf;-2", "nan", "a;b", "it's", ""):
         assert files.csv_text([[text, text]]) == f"{text},{text}\n"
     for text in ("'=1", "''-x", "a;'=1", "'-5", "x;\t=1", '"=', "=\n="):
@@ -152,7 +153,7 @@ def test_append_through_link(tmp_path: Path, make: Callable[[Path, Path], None])
     assert other.read_text() == "a\n1\n"
 
 
-def test_nothing_is_written_or_removed_through_a_linked_folder(tmp_path: Path) -> None:
+def test_linked_folder_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("theirs")
     (tmp_path / "link").symlink_to("other")
@@ -163,7 +164,7 @@ def test_nothing_is_written_or_removed_through_a_linked_folder(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["file"]
 
 
-def test_keep_rows_half_a_row(tmp_path: Path) -> None:
+def test_keep_rows_partial_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(f"{HEADER}1,20,0.2")
     assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""

@@ -48,9 +48,8 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def test_the_name_of_a_new_file_survives_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_atomic_write_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut loses neither the bytes of a new file nor its name."""
     done: list[tuple[str, int]] = []
     for name in ("fsync", "replace"):
         real = getattr(os, name)
@@ -77,7 +76,7 @@ def test_create_path_same_second(tmp_path: Path) -> None:
     assert names(tmp_path) == {"2026-11-20", "latest"}
 
 
-def test_latest_is_the_newest_run_wherever_the_folders_are_moved(tmp_path: Path) -> None:
+def test_latest_after_move(tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     for name in ("first", "second"):
         path = create(tmp_path / "outputs", name, NOW).path
@@ -116,7 +115,7 @@ def test_atomic_file_error(folder: RunFolder) -> None:
     assert names(folder.path) == {"file"}
 
 
-def test_writers_at_the_same_time_leave_one_whole_text(tmp_path: Path) -> None:
+def test_concurrent_writers(tmp_path: Path) -> None:
     texts = [letter * 10_000 for letter in "abcdefgh"]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda text: write_atomically(tmp_path / "file", text), texts * 5))
@@ -167,9 +166,7 @@ def test_status_with_summary(folder: RunFolder, state: str, before: str) -> None
     assert folder.read_status()["state"] == before
 
 
-def test_a_run_that_ends_between_two_reads_is_not_dead(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_ended_between_reads(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(folder: RunFolder) -> bool:
         folder.write_status(state="finished", host=socket.gethostname())
         return False
@@ -181,7 +178,7 @@ def test_a_run_that_ends_between_two_reads_is_not_dead(
 
 @pytest.mark.parametrize("skew_s", [-2 * SILENT_S, 2 * SILENT_S])
 @pytest.mark.parametrize("whose", ["writer", "reader"])
-def test_a_silent_run_of_another_machine_is_gone_whatever_the_clocks_of_the_machines(
+def test_status_clock_skew(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, skew_s: float
 ) -> None:
     """The file system has the clock: of a network disk, that of the file server."""
@@ -198,7 +195,7 @@ def test_a_silent_run_of_another_machine_is_gone_whatever_the_clocks_of_the_mach
         assert folder.read_status()["state"] == state
 
 
-def test_status_of_held_run(folder: RunFolder) -> None:
+def test_status_locked_run(folder: RunFolder) -> None:
     """It is live, however long a step takes on another machine."""
     folder.write_status(state="training", host="another machine")
     os.utime(folder.status_file, (0, 0))
@@ -206,7 +203,7 @@ def test_status_of_held_run(folder: RunFolder) -> None:
         assert folder.read_status()["state"] == "training"
 
 
-def test_metrics_to_the_last_digit(folder: RunFolder) -> None:
+def test_metrics_full_precision(folder: RunFolder) -> None:
     rows = [
         {"epoch": 1, "val/loss": 0.1 + 0.2, "note": 'a "quoted", text'},
         {"epoch": 2, "val/accuracy": 1 / 3},
@@ -228,7 +225,7 @@ def test_metrics_appended(folder: RunFolder) -> None:
     assert [row["epoch"] for row in folder.read_metrics()] == ["1", "2"]
 
 
-def test_a_new_column_keeps_the_rows_before_it(folder: RunFolder) -> None:
+def test_metrics_new_column(folder: RunFolder) -> None:
     folder.append_metrics({"epoch": 1})
     folder.append_metrics({"epoch": 2, "val/loss": 0.5})
     folder.append_metrics({"epoch": 3})
@@ -275,7 +272,7 @@ def test_keep_end_rejected(folder: RunFolder, error: type[Exception], expected: 
     ] == expected
 
 
-def test_a_request_to_stop_follows_no_link(folder: RunFolder, tmp_path: Path) -> None:
+def test_request_stop_link(folder: RunFolder, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     folder.stop_flag.symlink_to(victim)
     folder.request_stop("first")
@@ -310,7 +307,8 @@ def test_lock_and_kill_9(folder: RunFolder) -> None:
         assert folder.is_locked()
 
 
-def test_readers_of_the_lock_do_not_keep_a_trainer_out(folder: RunFolder) -> None:
+def test_lock_with_readers(folder: RunFolder) -> None:
+    """Readers of the lock do not keep a trainer out."""
     with folder.lock():
         pass
     with ThreadPoolExecutor(1) as pool:

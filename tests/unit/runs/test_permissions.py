@@ -36,7 +36,7 @@ def test_moved_and_copied_folder(run: RunFolder) -> None:
     permissions.need_own(copy, "")
 
 
-def test_a_link_to_ones_own_folder_and_a_damaged_record_are_not_ones_own(run: RunFolder) -> None:
+def test_link_and_damaged_record(run: RunFolder) -> None:
     link = RunFolder(run.path.with_name("link"))
     link.path.symlink_to(run.path)
     assert not link.is_made_here()
@@ -66,9 +66,7 @@ def test_planted_entry(run: RunFolder, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "job"])
-def test_links_that_libraries_make_are_accepted_and_a_link_in_place_of_their_folder_is_not(
-    run: RunFolder, name: str
-) -> None:
+def test_library_links(run: RunFolder, name: str) -> None:
     folder = run.path / name
     (folder / "run-1").mkdir(parents=True)
     (folder / "latest-run").symlink_to("run-1")
@@ -117,7 +115,7 @@ def test_open_new_private_group(tmp_path: Path) -> None:
     assert permissions.open_new(tmp_path / "run").path.is_dir()
 
 
-def test_a_new_run_begins_next_to_no_link(tmp_path: Path) -> None:
+def test_open_new_link_refused(tmp_path: Path) -> None:
     assert permissions.open_new(tmp_path / "new").path == tmp_path / "new"
     (tmp_path / "new" / "validation").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="is a link"):

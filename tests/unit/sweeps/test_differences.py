@@ -28,7 +28,7 @@ def found(difference: Difference) -> list[float | None]:
 
 
 @pytest.mark.parametrize("n", [2, 5, 12])
-def test_pairs_are_tested_by_the_paired_t_test_of_scipy(n: int) -> None:
+def test_paired_t_test(n: int) -> None:
     result = stats.ttest_rel(SECOND[:n], FIRST[:n])
     ours = paired_test((SECOND - FIRST)[:n].tolist(), are_folds=False)
     expected = [np.mean((SECOND - FIRST)[:n]), *result.confidence_interval(), result.pvalue]
@@ -36,7 +36,7 @@ def test_pairs_are_tested_by_the_paired_t_test_of_scipy(n: int) -> None:
     assert (ours.test, ours.counts) == ("paired t test", (n,))
 
 
-def test_folds_are_tested_with_the_variance_that_their_common_images_add() -> None:
+def test_folds_corrected_t_test() -> None:
     values = (SECOND - FIRST)[:10]
     ours = paired_test(values.tolist(), are_folds=True)
     t = np.mean(values) / (np.std(values, ddof=1) * np.sqrt(1 / 10 + 1 / 9))
@@ -44,7 +44,7 @@ def test_folds_are_tested_with_the_variance_that_their_common_images_add() -> No
     assert ours.test == "corrected paired t test"
 
 
-def test_results_without_common_seeds_are_tested_by_welch() -> None:
+def test_unpaired_welch() -> None:
     result = stats.ttest_ind(SECOND[:4], FIRST, equal_var=False)
     ours = unpaired_test(FIRST.tolist(), SECOND[:4].tolist())
     expected = [np.mean(SECOND[:4]) - np.mean(FIRST), *result.confidence_interval(), result.pvalue]
@@ -52,12 +52,12 @@ def test_results_without_common_seeds_are_tested_by_welch() -> None:
     assert (ours.test, ours.counts) == ("Welch's t test", (12, 4))
 
 
-def test_p_is_adjusted_by_holm() -> None:
+def test_holm_adjustment() -> None:
     adjusted = holm([Difference(0, 0, 0, (5,), "", p) for p in (0.03, 0.01, 0.04, 0.9)], 4)
     assert [each.p for each in adjusted] == pytest.approx([0.09, 0.04, 0.09, 0.9])
 
 
-def test_without_variation_p_is_that_of_ranks() -> None:
+def test_zero_variance_rank_test() -> None:
     alike = paired_test([0.01, 0.98 - 0.97, 0.91 - 0.90], are_folds=False)  # up to rounding
     assert alike.p == 0.25
     exchanged = unpaired_test([0.5, 0.5], [0.6, 0.6])
@@ -68,7 +68,7 @@ def test_without_variation_p_is_that_of_ranks() -> None:
 
 
 @pytest.mark.parametrize("first", [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5 + 1e-17]])
-def test_one_side_without_variation_is_tested_by_welch(first: list[float]) -> None:
+def test_zero_variance_one_side(first: list[float]) -> None:
     second = [0.5, 0.6, 0.8]
     ours = unpaired_test(first, second)
     t = np.mean([value - 0.5 for value in second]) / (np.std(second, ddof=1) / np.sqrt(3))
@@ -78,7 +78,7 @@ def test_one_side_without_variation_is_tested_by_welch(first: list[float]) -> No
 ACCURACIES = [0.9833, 0.9889, 0.9944, 0.9861, 0.9833]
 
 
-def test_an_interval_of_seeds_is_that_of_scipy() -> None:
+def test_seed_interval_as_scipy() -> None:
     found = spread(ACCURACIES, are_folds=False)
     assert found[:3] == pytest.approx((5, np.mean(ACCURACIES), np.std(ACCURACIES, ddof=1)))
     assert found[3:] == pytest.approx(
@@ -88,7 +88,7 @@ def test_an_interval_of_seeds_is_that_of_scipy() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("n", [3, 10])
-def test_folds_of_equal_settings(n: int) -> None:
+def test_folds_equal_settings(n: int) -> None:
     """What two folds have in common makes their results equally correlated, by 1 / n."""
     generator = np.random.default_rng(n)
     draws = np.sqrt(1 - 1 / n) * generator.normal(0, 1, (NUM_DRAWS, n))
@@ -104,7 +104,7 @@ def test_folds_of_equal_settings(n: int) -> None:
     assert np.mean(is_covered) == pytest.approx(0.95, abs=TOLERANCE)
 
 
-def test_nothing_is_said_about_the_spread_of_one_value() -> None:
+def test_spread_single_value() -> None:
     assert spread([0.9], are_folds=False) == Spread(1, 0.9, None, None, None)
 
 
@@ -118,9 +118,7 @@ def test_nothing_is_said_about_the_spread_of_one_value() -> None:
         ("val/balanced_accuracy", [0.98, 0.99], False),
     ],
 )
-def test_an_interval_of_an_accuracy_holds_possible_values_alone(
-    metric: str, values: list[float], is_cut: bool
-) -> None:
+def test_bounded_accuracy_interval(metric: str, values: list[float], is_cut: bool) -> None:
     found = spread(values, are_folds=False)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert high > 1

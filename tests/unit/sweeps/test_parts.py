@@ -78,9 +78,8 @@ def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
         (("launcher.parallel=1",), 8, 1),
     ],
 )
-def test_as_many_trials_run_as_have_a_core_for_each_worker(
-    overrides: Sequence[str], num_trials: int, expected: int
-) -> None:
+def test_num_parallel_default(overrides: Sequence[str], num_trials: int, expected: int) -> None:
+    """As many trials run as have a core for each worker."""
     config = config_of(*overrides)
     assert num_parallel(config.launcher, CPU, num_trials, [config]) == expected
 
@@ -102,16 +101,14 @@ def test_num_parallel_above_cores() -> None:
         (3, "cpu", 4, Need(3, ())),
     ],
 )
-def test_a_trial_needs_the_devices_of_its_configuration(
-    devices: object, strategy: str, at_once: int, expected: Need
-) -> None:
+def test_need_devices(devices: object, strategy: str, at_once: int, expected: Need) -> None:
     assert need(on_gpus(devices, strategy=strategy), GPUS, at_once) == expected
 
 
 @pytest.mark.parametrize(
     ("devices", "words"), [(5, "use at most 4"), ([1, 4], "use smaller numbers")]
 )
-def test_more_gpus_than_there_are_are_refused(devices: object, words: str) -> None:
+def test_need_too_many_gpus(devices: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         need(on_gpus(devices), GPUS, 4)
 
@@ -166,7 +163,8 @@ print(called, torch.cuda.is_initialized())
 
 
 @pytest.mark.processes
-def test_what_the_server_imports_leaves_cuda_alone_which_would_work_in_no_fork() -> None:
+def test_fork_server_without_cuda() -> None:
+    """CUDA does not work in the forks of a process that has initialized it."""
     if torch.version.cuda is None:
         pytest.skip("a build of torch without CUDA")
     done = subprocess.run(
@@ -244,7 +242,7 @@ def test_ledger_folder_outside(tmp_path: Path) -> None:
         pass
 
 
-def test_what_somebody_else_trains_is_not_started(tmp_path: Path) -> None:
+def test_trial_running_elsewhere(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1", "lr=2")
     command._live_jobs(ledger, is_submitted=False)
     ledger.trials[1].folder.write_status(state="training", host="elsewhere")
@@ -286,7 +284,7 @@ def test_trial_killed_after_summary(tmp_path: Path, task: str, state: str) -> No
         (("finished", "queued"), 0.5, "none", ""),
     ],
 )
-def test_a_sweep_whose_best_trial_cannot_be_tested_says_why_and_does_not_end_well(
+def test_untestable_best_trial(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     states: Sequence[str],
@@ -324,7 +322,8 @@ def test_find_ledger(tmp_path: Path) -> None:
         assert ledgers.find(tmp_path, name, words) == expected
 
 
-def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() -> None:
+def test_sweep_and_trial_identity() -> None:
+    """How and where a sweep runs does not change its identity, nor that of its trials."""
     typed = ["lr=1,2", "launcher.parallel=2", "search=tpe", "search.num_trials=9", "silent=true"]
     typed += ["hydra.sweep.subdir=x"]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
@@ -332,7 +331,7 @@ def test_how_and_where_a_sweep_runs_makes_no_other_sweep_and_no_other_trial() ->
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
-def test_a_sweep_that_fails_itself_lets_its_trials_save_first(tmp_path: Path) -> None:
+def test_failed_sweep_saves_trials(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     process = child.start(partial(_saves, tmp_path / "saved"), environ())
 
@@ -367,7 +366,7 @@ def best_trials(found: Table) -> tuple[int, ...]:
     return tuple(found.best.trials)
 
 
-def test_pruned_value_is_no_result(tmp_path: Path) -> None:
+def test_pruned_value_ignored(tmp_path: Path) -> None:
     ledger = book(tmp_path / "sweep", "w=8 lr=1", "w=8 lr==1+1", "w=8 lr=3")
     finish(ledger.trials[0], 0.7)
     finish(ledger.trials[1], 0.9, test_accuracy=0.8)
@@ -448,7 +447,7 @@ def test_best_setting_equal_values(
     assert best_trials(table(ledger, ACCURACY, {})) == expected
 
 
-def test_folds_are_repetitions(tmp_path: Path) -> None:
+def test_folds_as_repetitions(tmp_path: Path) -> None:
     settings = [f"data.fold={fold} lr={lr} data.folds=3" for fold in range(3) for lr in (1, 2)]
     ledger = book(tmp_path / "sweep", *settings)
     finish_all(ledger, 0.7, 0.9, 0.8, 0.8, 0.99, 0.85)
@@ -467,7 +466,7 @@ def test_folds_are_repetitions(tmp_path: Path) -> None:
     assert group.tests["test/accuracy"] == spread_of(0.75, 0.8, 0.7, are_folds=True)._asdict()
 
 
-def test_folds_of_seeds_are_averaged(tmp_path: Path) -> None:
+def test_folds_averaged_over_seeds(tmp_path: Path) -> None:
     ledger = book(
         tmp_path / "sweep",
         *(f"data.fold={fold} seed={seed}" for fold in range(2) for seed in range(3)),
@@ -522,14 +521,14 @@ def finish_fold(trial: Trial, prediction: str, accuracy: float = 0.8) -> None:
     finish(trial, accuracy, test_accuracy=0.8)
 
 
-def test_labels_of_best_setting(tmp_path: Path) -> None:
+def test_labels_best_setting(tmp_path: Path) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
     for trial in ledger.trials[2:]:
         finish_fold(trial, "new", accuracy=0.9)
     assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (3, 2)]
 
 
-def test_labels_of_resumed_fold(tmp_path: Path) -> None:
+def test_labels_resumed_fold(tmp_path: Path) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1")
     ledger.trials[0].folder.forget_end()
     with pytest.raises(ValueError, match="has no predictions of all folds"):
@@ -549,12 +548,12 @@ def test_fold_resumed_alone_joined_again(tmp_path: Path, is_running: bool, expec
     assert [row["prediction"] for row in rows] == ["old", expected]
 
 
-def test_a_search_does_not_choose_a_fold() -> None:
+def test_search_over_folds_refused() -> None:
     with pytest.raises(ConfigError, match=r"data.fold in a search would choose the easiest fold"):
         separate_space(["optimizer.lr=interval(0.1,1)", "data.fold=0,1"], {})
 
 
-def test_objective_of_best_epoch(tmp_path: Path) -> None:
+def test_objective_best_epoch(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     epochs = ((1, 0.5, 3), (2, 0.8, 2), (3, 0.6, 1))
     files.write_rows(
@@ -565,7 +564,7 @@ def test_objective_of_best_epoch(tmp_path: Path) -> None:
     assert ACCURACY.value_in(folder) == 0.81
 
 
-def test_what_is_monitored_is_what_the_best_checkpoint_is_chosen_by() -> None:
+def test_monitored_objective() -> None:
     assert monitored_objective(config_of()) == ACCURACY
     loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
     assert monitored_objective(loss) == Objective("val/loss", False)
@@ -663,9 +662,10 @@ def pool_of(ledger: Ledger) -> JobPool:
         (Scheduled("cancelled"), {"state": "not started"}, EXIT_STOPPED, "stopped"),
     ],
 )
-def test_a_requeued_trial_is_running_and_an_ended_one_has_the_end_of_its_run_or_of_its_job(
+def test_requeued_and_ended_jobs(
     cluster: Cluster, tmp_path: Path, job: Scheduled, run: dict[str, Any], code: int, state: str
 ) -> None:
+    """A requeued trial runs, and an ended one has the state of its run or of its job."""
     ledger = book(tmp_path / "sweep", "seed=0")
     (trial,), pool = ledger.trials, pool_of(ledger)
     assert pool.start(trial, "train")
@@ -681,9 +681,8 @@ def test_a_requeued_trial_is_running_and_an_ended_one_has_the_end_of_its_run_or_
     )
 
 
-def test_live_jobs_of_an_earlier_command_are_adopted_and_others_share_one_copy_of_the_code(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_live_jobs_adopted(cluster: Cluster, tmp_path: Path) -> None:
+    """Jobs of an earlier command are adopted, and new ones share one copy of the code."""
     ledger = book(tmp_path / "sweep", "seed=0", "seed=1", "seed=2", "seed=3")
     killed = pool_of(ledger)
     for trial in ledger.trials[:2]:
@@ -696,7 +695,7 @@ def test_live_jobs_of_an_earlier_command_are_adopted_and_others_share_one_copy_o
     assert cluster.copies == [None, Path("copy"), None, Path("copy"), Path("copy")]
 
 
-def test_collect_without_answer(cluster: Cluster, tmp_path: Path) -> None:
+def test_collect_unresponsive_scheduler(cluster: Cluster, tmp_path: Path) -> None:
     """A search waits for a SLURM that does not answer."""
     ledger = book(tmp_path / "sweep", "seed=0")
     pool = pool_of(ledger)

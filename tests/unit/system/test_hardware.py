@@ -24,7 +24,7 @@ from lockstep.system import hardware
         ("GPU-1a,GPU-2b", 2),
     ],
 )
-def test_visible_gpus_are_counted_as_cuda_counts_them(
+def test_visible_gpus_as_cuda(
     variable: str | None, num_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -43,9 +43,7 @@ def test_visible_gpus_are_counted_as_cuda_counts_them(
 @pytest.mark.parametrize(
     "files", [["kfd"], ["dxg"], ["nvgpu"], ["nvidia0", "MIG"], ["null", "nvram"]]
 )
-def test_torch_counts_where_device_files_do_not(
-    files: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_gpus_from_torch(files: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """AMD, WSL, Jetson, and a partitioned GPU."""
     monkeypatch.setattr("os.listdir", lambda path: files)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
@@ -98,7 +96,7 @@ def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
         ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
     ],
 )
-def test_a_quota_of_a_container_counts_in_place_of_the_cores_of_its_machine(
+def test_num_cores_container_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], count: int
 ) -> None:
     monkeypatch.setattr(hardware, "ROOT", machine(tmp_path, groups, files))
@@ -139,7 +137,7 @@ def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str
         ("4:memory:/\n", old_memory("", NONE_V1, 7, 0), 64, 32),
     ],
 )
-def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_machine(
+def test_memory_container_limit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     groups: str,
@@ -161,7 +159,7 @@ def test_a_memory_limit_of_a_container_counts_in_place_of_the_memory_of_its_mach
 @pytest.mark.parametrize(
     ("variable", "default", "expected"), [(None, 64, [2]), (None, 2, []), ("8", 8, [])]
 )
-def test_torch_has_no_more_threads_than_a_quota_allows_unless_a_variable_is_set(
+def test_torch_threads_container_quota(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, default: int, expected: list[int]
 ) -> None:
     chosen: list[int] = []

@@ -9,7 +9,7 @@ from lockstep.system import internals
 from tests.support.modules import bare_trainer
 
 
-def test_the_private_parts_exist() -> None:
+def test_private_names_exist() -> None:
     """A failure means that Lightning or torch has moved one."""
     trainer = bare_trainer()
     internals.keep_signals(trainer)

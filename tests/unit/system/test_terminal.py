@@ -28,7 +28,7 @@ HEADER = [
 ]
 
 
-def test_a_terminal_without_utf_8_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_without_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     out = terminal.Terminal(
         file=io.TextIOWrapper(raw, "ascii"), width=80, force_terminal=True, color_system=None

@@ -83,12 +83,12 @@ LOADER = (
         ("", "", ""),
     ],
 )
-def test_the_own_frames_and_the_error_are_shown(text: str, shown: str | None, cause: str) -> None:
+def test_shorten_and_cause(text: str, shown: str | None, cause: str) -> None:
     assert tracebacks.shorten(text) == (text if shown is None else shown)
     assert tracebacks.cause(text) == cause
 
 
-def test_an_error_in_one_line_names_its_source() -> None:
+def test_located_error() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         _ = 1 / 0
     line = f"{Path(__file__).relative_to(Path.cwd())}:{caught.tb.tb_lineno}"

@@ -201,7 +201,7 @@ def numbers(*shape: int) -> Tensor:
 @pytest.mark.parametrize(
     ("shape", "dims"), [((), 0), ((3,), 0), ((4, 5), (0, 1, 2)), ((2, 4, 5), (0, 1, 2, 3))]
 )
-def test_regression_standardizes_by_training_targets(
+def test_regression_standardized_targets(
     shape: tuple[int, ...], dims: int | tuple[int, ...]
 ) -> None:
     task, targets = regression(), numbers(*shape)

@@ -102,7 +102,7 @@ def test_other_classes_and_channels(
     assert found["mean"].flatten().tolist() == pytest.approx([255 * value + 1 for value in mean])
 
 
-def test_file_of_other_program_refused(tmp_path: Path) -> None:
+def test_foreign_file_refused(tmp_path: Path) -> None:
     session, _ = source(tmp_path)
     of_timm = {"state_dict": {"conv1.weight": torch.zeros(1)}, "epoch": 1}
     for content in ({"model": {}}, [1], {"state_dict": {}, "hyper_parameters": Path}, of_timm):
