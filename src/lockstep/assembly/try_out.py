@@ -137,9 +137,10 @@ def refuse_unfit(
     if not bad:
         return
     sample, dtype = targets[bad[0]], str(targets.dtype).removeprefix("torch.")
-    values = f"{sample.tolist()}"
     if sample.numel() > MAX_VALUES_SHOWN:
         values = f"values from {sample.min()} to {sample.max()}"
+    else:
+        values = f"{sample.tolist()}"
     found = f"{values} in {names[bad[0]]} ({len(bad)} of {plural(len(targets), 'sample')})"
     if len(bad) == len(targets):
         found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
