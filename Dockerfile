@@ -1,4 +1,4 @@
-# Lockstep in a container. docs/install.md has the commands, docs/platforms.md what of them was tested.
+# Lockstep in a container. docs/install.md has the commands, and what of them was tested.
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 

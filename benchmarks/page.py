@@ -1,4 +1,4 @@
-"""Write docs/results.md from benchmarks/results/*.json, a file for each section.
+"""Write docs/results.md from benchmarks/results: a JSON file for each section, and other tools.
 
 The command is `python -m benchmarks.page`.
 """
@@ -19,25 +19,20 @@ PAGE = ROOT / "docs" / "results.md"
 HEAD = """\
 # Results: accuracy, speed, exactness and cost
 
-Written by `python -m benchmarks.page` from the files in `benchmarks/results/`. A command below \
-measures again and
-replaces its figures. Each figure is valid for its device and date only.
-*n* is the number of runs or rounds; *result* is their median, or the mean where marked. A mean \
-over seeds has a
-[95 % interval](sweeps.md#seeds-and-chance). Two or three seeds hardly show a deviation, so \
-theirs is wide.
-Ratios are taken within one round, and rounds alternate the order. An *aim* is what we want to \
-reach.
+Each table has the command that measures it again, and the device and date for which it is valid. \
+*n* is the number of runs
+or rounds, and *result* their median, or their mean where marked. A mean over seeds has a
+[95 % interval](sweeps.md#seeds-and-chance). Ratios are taken within one round, and rounds \
+alternate the order. An *aim* is what
+we want to reach. No run used several GPUs or several machines.
 
-No run used several GPUs or several machines. [How GPUs are \
-measured](platforms.md#what-the-figures-mean) explains the terms.
-[Reliability](reliability.md) has the end of a run after each signal. What else was measured is \
-in [the log](log.md) and
-in git's history: `git show 1a27d529:docs/results.md`.
+`python -m benchmarks.page` writes this page. [The log](log.md) has ideas that failed; earlier \
+measurements are in git's history:
+`git show 1a27d529:docs/results.md`.
 """
 SECTIONS = (
     *("accuracy", "fine-tuning", "gpu", "step", "first-command", "images"),
-    *("exactness", "virtual-shards", "processes", "start", "near-copies"),
+    *("exactness", "virtual-shards", "processes", "start", "near-duplicates", "signals"),
 )
 COLUMNS = ("what", "result", "lowest to highest", "n", "95 % interval", "aim", "source")
 
@@ -91,7 +86,8 @@ def section(content: dict[str, Any]) -> str:
 
 def page() -> str:
     contents = [json.loads((RESULTS / f"{name}.json").read_text()) for name in SECTIONS]
-    return HEAD + "".join(map(section, contents))
+    other_tools = (RESULTS / "other-tools.md").read_text()
+    return HEAD + "".join(map(section, contents)) + other_tools
 
 
 if __name__ == "__main__":

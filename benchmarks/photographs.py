@@ -133,7 +133,7 @@ def _own(images: Images) -> Callable[[], float]:
         accumulate_grad_batches=1,
         shuffle_seed=0,
         rank=0,
-        loads=[1],
+        worker_weights=[1],
         num_batches=None,
     )
     dataset = ShardDataset(images.pixels, images.targets, crop)

@@ -72,9 +72,9 @@ def publish(section: str, rows: Sequence[Row], words: Sequence[str] = ()) -> Non
     They replace the earlier rows of this command. The command is that of this process, or its
     module with `words`.
     """
-    command = " ".join(
-        ["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *(words or sys.argv[1:])]
-    )
+    script = Path(sys.argv[0])
+    module = script.parent.name if script.stem == "__main__" else script.stem
+    command = " ".join(["python -m", f"benchmarks.{module}", *(words or sys.argv[1:])])
     path = page.RESULTS / f"{section}.json"
     content = json.loads(path.read_text())
     sources = {source["command"]: source for source in content["sources"]}

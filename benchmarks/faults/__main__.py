@@ -1,21 +1,21 @@
-"""Produce every fault and write docs/reliability.md: 240 trainings, half an hour on two cores."""
+"""Send every signal at every moment to trainings: 240 trainings, half an hour on two cores."""
 
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.faults.case import ROOT, Case, Outcome, all_cases, run
-from benchmarks.faults.page import describe, markdown
+from benchmarks.faults.case import Case, Outcome, all_cases, run
 from benchmarks.faults.promises import broken
-from lockstep.runs.files import read_json, write_atomically, write_json
+from benchmarks.faults.rows import describe, summarize
+from benchmarks.table import publish
+from lockstep.runs.files import read_json, write_json
 
-PAGE = ROOT / "docs" / "reliability.md"
 AT_ONCE = 2
 
 
 def main() -> int:
-    """Print every case as it ends, then write the page. Returns 1 where a promise was broken."""
+    """Print every case as it ends, then publish all. Return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument(
         "--out",
@@ -37,7 +37,7 @@ def main() -> int:
             write_json(results, {"cases": [[case, outcome] for case, outcome in outcomes.items()]})
             problems = "; ".join(broken(case, outcome))
             print(f"{describe(case)}: {outcome.exit_code} {problems}".rstrip(), flush=True)
-    write_atomically(PAGE, markdown({case: outcomes[case] for case in cases}, PAGE.read_text()))
+    publish("signals", summarize({case: outcomes[case] for case in cases}))
     return int(any(broken(case, outcomes[case]) for case in cases))
 
 

@@ -46,8 +46,11 @@ def test_graphs_of_ragged_batches() -> None:
 @pytest.mark.processes
 def test_compiled_any_workers(tmp_path: Path, figure: Any) -> None:
     eager = trained(tmp_path / "eager", OWN)
-    for num_workers, loads in ((1, [1]), (2, [3, 1])):
-        where = [f"trainer.devices={num_workers}", f"trainer.loads={loads}".replace(" ", "")]
+    for num_workers, worker_weights in ((1, [1]), (2, [3, 1])):
+        where = [
+            f"trainer.devices={num_workers}",
+            f"trainer.worker_weights={worker_weights}".replace(" ", ""),
+        ]
         compiled = write_run(tmp_path / f"{num_workers}", [*OWN, "compile=true", *where])
         train_all([compiled], num_workers)
         worst = difference(eager, compiled)

@@ -67,8 +67,8 @@ def alone(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunF
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("more", "stop_after"),
-    [(("trainer.loads=[2,0,1]",), 0), ((), CUT)],
-    ids=["uneven loads", "resumed"],
+    [(("trainer.worker_weights=[2,0,1]",), 0), ((), CUT)],
+    ids=["uneven worker_weights", "resumed"],
 )
 def test_skipped_steps_any_workers(
     alone: RunFolder,

@@ -1,6 +1,6 @@
 """Complete trainings on pretended GPUs: N of them compute what one would.
 
-docs/testing.md says what else they show.
+docs/design.md says what else they show.
 """
 
 import re
@@ -71,8 +71,8 @@ MATRIX = {
         1,
         ("everything", "never waits", "never waits, pinned", "never waits, float16"),
     ),
-    2: ("trainer.loads=[3,1]", 4, ("everything",)),
-    3: ("trainer.loads=[2,0,1]", 3, ("everything",)),
+    2: ("trainer.worker_weights=[3,1]", 4, ("everything",)),
+    3: ("trainer.worker_weights=[2,0,1]", 3, ("everything",)),
 }
 Runs = dict[tuple[int, str], RunFolder]
 

@@ -80,10 +80,10 @@ def test_graphs_as_eager(gpus: PretendedGpus, tmp_path: Path) -> None:
 MATRIX = {
     1: (("trainer.devices=1",), dict.fromkeys(RECIPES, 2) | {"everything": 4}),
     2: (
-        ("trainer.devices=2", "trainer.loads=[2,1]"),
+        ("trainer.devices=2", "trainer.worker_weights=[2,1]"),
         {"everything": 4, "float16": 2, "frozen epochs": 2},
     ),
-    3: (("trainer.devices=3", "trainer.loads=[2,1,1]"), {"custom network": 1}),
+    3: (("trainer.devices=3", "trainer.worker_weights=[2,1,1]"), {"custom network": 1}),
 }
 
 

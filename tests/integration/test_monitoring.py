@@ -32,8 +32,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     root: Path = tmp_path_factory.mktemp("monitoring")
     recipe = [*SMALL, *WATCHED, "data.num_classes=4", "trainer.gradient_clip_norm=null"]
     found = {}
-    for world_size, loads in ((1, "null"), (3, "[2,0,1]")):
-        overrides = [*recipe, f"trainer.devices={world_size}", f"trainer.loads={loads}"]
+    for world_size, worker_weights in ((1, "null"), (3, "[2,0,1]")):
+        overrides = [
+            *recipe,
+            f"trainer.devices={world_size}",
+            f"trainer.worker_weights={worker_weights}",
+        ]
         found[world_size] = write_run(root / str(world_size), overrides)
         train_all([found[world_size]], world_size)
     return found

@@ -40,8 +40,13 @@ LABELS = (
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     """The same training by one, two and three processes, with uneven shards."""
     root, found = tmp_path_factory.mktemp("reliability"), {}
-    for world_size, loads in ((1, "null"), (2, "[1,2]"), (3, "[2,0,1]")):
-        overrides = (*DIGITS, *WATCHED, f"trainer.devices={world_size}", f"trainer.loads={loads}")
+    for world_size, worker_weights in ((1, "null"), (2, "[1,2]"), (3, "[2,0,1]")):
+        overrides = (
+            *DIGITS,
+            *WATCHED,
+            f"trainer.devices={world_size}",
+            f"trainer.worker_weights={worker_weights}",
+        )
         found[world_size] = write_run(root / str(world_size), overrides)
         train_all([found[world_size]], world_size)
     return found

@@ -1,4 +1,4 @@
-"""The layers of the package and its promise, and the picture of them in docs/architecture.md.
+"""The layers of the package and its promise, and the picture of them in docs/design.md.
 
 `python -m tests.support.architecture > docs/images/architecture.svg` draws it; tests check layers,
 promise and picture.

@@ -40,14 +40,14 @@ from tests.support.recipes import (
 
 
 class Split(NamedTuple):
-    """Workers, their loads (null: equal ones), more overrides, and the threads of each worker.
+    """Workers, their weights (null: equal ones), more overrides, and the threads of each worker.
 
     With `stop_after` one process begins, and is interrupted in the step after this one; the workers
     resume.
     """
 
     num_workers: int
-    loads: str = "null"
+    worker_weights: str = "null"
     more: tuple[str, ...] = ()
     num_threads: int = 1
     stop_after: int = 0
@@ -55,14 +55,22 @@ class Split(NamedTuple):
     @property
     def overrides(self) -> tuple[str, ...]:
         num_workers = 1 if self.stop_after else self.num_workers
-        return (f"trainer.devices={num_workers}", f"trainer.loads={self.loads}", *self.more)
+        return (
+            f"trainer.devices={num_workers}",
+            f"trainer.worker_weights={self.worker_weights}",
+            *self.more,
+        )
 
     def __str__(self) -> str:
-        loads = "even" if self.loads == "null" else self.loads.strip("[]").replace(",", "-")
+        worker_weights = (
+            "even"
+            if self.worker_weights == "null"
+            else self.worker_weights.strip("[]").replace(",", "-")
+        )
         facts = [text.rpartition(".")[2] for text in self.more]
         facts += [f"{self.num_threads} threads"] * (self.num_threads > 1)
         facts += [f"resumed in step {self.stop_after + 2}"] * (self.stop_after > 0)
-        return " ".join([str(self.num_workers), loads, *facts])
+        return " ".join([str(self.num_workers), worker_weights, *facts])
 
 
 ALONE = Split(1)
@@ -71,8 +79,8 @@ UNEVEN = (Split(2, "[3,1]"), Split(3, "[2,0,1]"))
 EMPTY = (Split(2, "[1,0]"), Split(3, "[2,0,1]"))  # one of the workers has no samples
 ALL = (Split(2), Split(2, "[3,1]"), Split(3), Split(3, "[2,0,1]"))
 PARTS = tuple(
-    Split(num_workers, loads, (f"trainer.accumulate_grad_batches={parts}",))
-    for num_workers, loads in ((1, "null"), (2, "null"), (3, "[2,0,1]"))
+    Split(num_workers, worker_weights, (f"trainer.accumulate_grad_batches={parts}",))
+    for num_workers, worker_weights in ((1, "null"), (2, "null"), (3, "[2,0,1]"))
     for parts in (1, 4, 24)
 )
 

@@ -21,14 +21,16 @@ class Plan:
     with_partner: bool = False
     order: Callable[[torch.Generator], torch.Tensor] | None = None
 
-    def of(self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0) -> GlobalBatches:
+    def of(
+        self, rank: int = 0, worker_weights: list[int] | None = None, *, epoch: int = 0
+    ) -> GlobalBatches:
         batches = GlobalBatches(
             self.num_samples,
             global_batch_size=self.micro_batch_size * self.accumulate_grad_batches,
             accumulate_grad_batches=self.accumulate_grad_batches,
             shuffle_seed=self.shuffle_seed,
             rank=rank,
-            loads=loads or [1],
+            worker_weights=worker_weights or [1],
             num_batches=self.num_batches,
             with_partner=self.with_partner,
             order=self.order,
@@ -37,9 +39,11 @@ class Plan:
         return batches
 
     def loader(
-        self, rank: int = 0, loads: list[int] | None = None, *, epoch: int = 0
+        self, rank: int = 0, worker_weights: list[int] | None = None, *, epoch: int = 0
     ) -> ShardLoader:
-        return ShardLoader(numbered_images(self.num_samples), self.of(rank, loads, epoch=epoch))
+        return ShardLoader(
+            numbered_images(self.num_samples), self.of(rank, worker_weights, epoch=epoch)
+        )
 
 
 def numbered_images(num_samples: int) -> ShardDataset:

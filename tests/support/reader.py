@@ -33,7 +33,7 @@ from tests.support.pages import FILE
 BIN = Path(sys.executable).parent
 TRAININGS = (["python", "train.py"], ["lockstep", "train"])
 # settings of the trainings of a page
-MORE = {"photographs": ("data.image_size=32",), "use": ("model.width=8",)}
+MORE = {"images": ("data.image_size=32",), "use": ("model.width=8",)}
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
 IN_LINE = re.compile(r"`((?:python train\.py|lockstep) [^`]*)`")
 # a training of these is checked for a machine that has what it needs
@@ -186,7 +186,8 @@ class Reader:
             others = [each for each in folders if is_sweep or each not in self.dated.values()]
             return self.dated.setdefault(match[0], others[0] if others else folders[-1])
 
-        word = word.replace("/mnt/flowers", "flowers").replace("2026-06-01", "2026-05-26")
+        word = word.replace("/mnt/flowers", "flowers").replace("animals", "flowers")
+        word = word.replace("2026-06-01", "2026-05-26")
         return DATED.sub(folder, word)
 
 

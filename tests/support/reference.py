@@ -66,10 +66,9 @@ Few parameters have a
 default, because `conf/` is the home of values. Types with a range, such as `Fraction`, are in
 `lockstep.system.types`; [configuration.md](configuration.md) has range and meaning of each \
 parameter.
-[own-network.md](own-network.md) specifies custom networks, schedules and optimizers,
-[own-data.md](own-data.md) custom data, [own-loss.md](own-loss.md) tasks, \
-[own-module.md](own-module.md) training
-steps. [python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
+[custom-network.md](custom-network.md) specifies custom networks, schedules, optimizers and tasks,
+[data.md](data.md) custom data, and [custom-module.md](custom-module.md) training steps.
+[python.md](python.md) shows how a script or a notebook trains, looks at runs and predicts.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks", "distributed")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"

@@ -164,7 +164,7 @@ def test_overrides_of_all_types(project: Path) -> None:
             "model.stem=imagenet",
             "hydra.run.dir=here",
             "~callbacks.timer",
-            "trainer.loads=[1]",
+            "trainer.worker_weights=[1]",
         ),
         *(
             "+callbacks.last.verbose=true",
@@ -179,7 +179,11 @@ def test_overrides_of_all_types(project: Path) -> None:
     expected = {
         **{"seed": 7, "eval_batch_size": 16, "name": "a+b"},  # values, not interpolations
         **{"model.width": 2, "model.stem": "imagenet", "augment.flip": True, "augment.cutout": 0},
-        **{"trainer.limit_train_batches": 1, "trainer.loads": [1], "trainer.max_time_s": None},
+        **{
+            "trainer.limit_train_batches": 1,
+            "trainer.worker_weights": [1],
+            "trainer.max_time_s": None,
+        },
         **{"optimizer.lr": 0.2, "callbacks.last.verbose": True},
     }
     assert {key: at(config, key.split(".")) for key in expected} == expected

@@ -141,7 +141,13 @@ def test_rows_of_other_tasks(
     ]
     trained = write_run(
         tmp_path / "run",
-        [*PLAIN, *source, "trainer.max_epochs=1", "trainer.devices=2", "trainer.loads=[2,1]"],
+        [
+            *PLAIN,
+            *source,
+            "trainer.max_epochs=1",
+            "trainer.devices=2",
+            "trainer.worker_weights=[2,1]",
+        ],
     )
     train_all([trained], 2)
     summary, status, names = trained.read_summary(), trained.read_status(), [*metrics, "loss"]

@@ -1,4 +1,4 @@
-"""`lockstep labels`: the judged images, the list and its images, and docs/data.md as typed."""
+"""`lockstep labels`: the judged images, the list and its images."""
 
 import csv
 import gzip

@@ -10,7 +10,7 @@ from tests.support.reader import read
 
 pytestmark = pytest.mark.processes
 # pages whose commands set up a machine, and modules
-NOT_TYPED = ("api", "install", "platforms", "ten-minutes")
+NOT_TYPED = ("api", "install", "project")
 DOCS = [
     page
     for page in sorted((ROOT / "docs").glob("*.md"))

@@ -1,4 +1,4 @@
-"""Photographs, from a folder to predictions: docs/photographs.md is typed.
+"""Photographs, from a folder to predictions: docs/images.md is typed.
 
 They get the preprocessing of pretrained weights.
 """
@@ -90,9 +90,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_HOME", str(folder / "home"))
         done = commands.lockstep(folder, "train", *OPTIONS)
-    assert "photographs at 224x224: short side 256, centre crop, bicubic\n" in done.stdout, (
-        done.stderr
-    )
+    assert "at 224x224: short side 256, center crop, bicubic\n" in done.stdout, done.stderr
     return folder
 
 

@@ -134,7 +134,7 @@ class Fake:
         ("optimizer=sgd,adamw", ("sgd", "adamw"), CategoricalDistribution(("sgd", "adamw"))),
         ("optimizer=glob(*w)", ("adamw",), CategoricalDistribution(("adamw",))),
         (
-            "trainer.loads=[1,2],[3,4]",
+            "trainer.worker_weights=[1,2],[3,4]",
             ("[1,2]", "[3,4]"),
             CategoricalDistribution(("[1,2]", "[3,4]")),
         ),

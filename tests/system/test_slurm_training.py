@@ -41,7 +41,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def test_three_tasks_of_two_nodes(
     slurm: Slurm, alone: RunFolder, tmp_path: Path, figure: Any
 ) -> None:
-    task = command(*SMALL, "trainer.loads=[3,1,1]", "strategy.interface=eth0")
+    task = command(*SMALL, "trainer.worker_weights=[3,1,1]", "strategy.interface=eth0")
     slurm.run(
         "srun", "--nodes=2", "--ntasks=3", *task, cwd=tmp_path, environ={"PYTHONPATH": str(ROOT)}
     )

@@ -54,7 +54,7 @@ def test_page_modules_exist() -> None:
         for name in re.findall(r"[\w/]+\.py\b", text):
             name = name.lstrip("/")  # of a link that begins with two dots
             is_file = any(file == name or file.endswith(f"/{name}") for file in known)
-            assert is_file or name in ("train.py", "gradient.py", "own.py", *OF_OTHERS), (
+            assert is_file or name in ("train.py", "own.py", *OF_OTHERS), (
                 f"{page.name} names {name}"
             )
 

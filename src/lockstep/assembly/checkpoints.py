@@ -142,12 +142,12 @@ def damage(path: Path) -> str | None:
             if unpacked > os.fstat(file.fileno()).st_size or any(
                 part.compress_type for part in parts
             ):
-                return "is no checkpoint (compressed)"
+                return "is not a checkpoint (compressed)"
             broken = archive.testzip()
     except FileNotFoundError:
         return "is not there"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     except DAMAGES:
-        return "is damaged (cut short, or no checkpoint)"
+        return "is damaged (truncated, or not a checkpoint)"
     return None if broken is None else "is damaged (wrong checksum)"

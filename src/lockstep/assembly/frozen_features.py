@@ -94,7 +94,7 @@ class FrozenFeatures(L.Callback):
                 Error(
                     "range",
                     f"global_batch_size={config.global_batch_size}",
-                    "cuts the training images, and optimizer=newton needs all",
+                    "is smaller than the training set, and optimizer=newton needs all images",
                     "raise it",
                 )
             )

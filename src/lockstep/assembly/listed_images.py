@@ -25,13 +25,13 @@ PRETRAINED_SIZE = 224
 
 
 def files_of(
-    section: Data, *, is_cut: bool = True, is_other: bool = False, kept: Kept = None
+    section: Data, *, completes_splits: bool = True, is_other: bool = False, kept: Kept = None
 ) -> Decoding:
     """Return the image files of a folder or list, not decoded.
 
-    Unless `is_cut`, the images have only the splits that the source defines. If the data `is_other`
-    than that of a run, it may have a single class, and images without a group. Images whose name is
-    in `kept` stay in that split.
+    Unless `completes_splits`, the images have only the splits that the source defines. If the data
+    `is_other` than that of a run, it may have a single class, and images without a group. Images
+    whose name is in `kept` stay in that split.
     """
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
@@ -42,7 +42,7 @@ def files_of(
     ]
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
-    if is_cut:
+    if completes_splits:
         table = complete_splits(
             table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept
         )
@@ -57,12 +57,12 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
     scale = config.augment.random_resized_crop.scale
     parts = (
-        f"; in training parts of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
+        f"; in training crops of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
         if scale
         else ""
     )
     shrunk = "" if images is None else describe_shrinking(config, view, _shorter_sides(images))
-    return [("images", f"photographs {view.text}{parts}"), ("shrunk", shrunk)]
+    return [("images", f"{view.text}{parts}"), ("shrunk", shrunk)]
 
 
 def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
@@ -73,9 +73,11 @@ def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
     side, median = min(view.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
     if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
         return ""
-    arguments = {} if config.has_own_module else config.model.arguments()
+    arguments = {} if config.has_custom_module else config.model.arguments()
     network = (
-        "" if config.has_own_module or arguments.get("pretrained") else "experiment=finetune, or "
+        ""
+        if config.has_custom_module or arguments.get("pretrained")
+        else "experiment=finetune, or "
     )
     # The small stem is for images of up to 64 pixels.
     stem = " model=resnet18_imagenet" if arguments.get("stem") == "small" else ""

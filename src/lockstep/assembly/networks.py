@@ -195,7 +195,7 @@ def _rule_errors(
             "conflict",
             "parameters",
             "freezes the whole network permanently",
-            "leave something to train",
+            "leave some parameters to train",
         )
 
 

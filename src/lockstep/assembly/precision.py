@@ -29,7 +29,7 @@ def lightning_precision(precision: str, *, is_own: bool) -> str:
     return "bf16-mixed" if precision == "bfloat16" and is_own else "32-true"
 
 
-def chosen_precision(config: Config, device: torch.device) -> tuple[str, str]:
+def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
     """Return the precision to compute in, and the reason.
 
     Raises ConfigError if the device does not support it.
@@ -119,7 +119,7 @@ def keep_float32() -> Iterator[None]:
             switch.fp32_precision = precision
 
 
-def chosen_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
+def resolve_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
     """Return the device of this process, and make it torch's current one.
 
     On a CPU, freed memory is kept by the process.

@@ -17,7 +17,7 @@ from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateIm
 from typing_extensions import override
 
 from lockstep.assembly.agreement import agree
-from lockstep.assembly.precision import chosen_device
+from lockstep.assembly.precision import resolve_device
 from lockstep.config.checks.workers import Workers
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
@@ -44,7 +44,7 @@ def join(
     if dist.is_initialized():
         return
     _choose_network(config, world)
-    device = chosen_device(config, workers.gpus, world)
+    device = resolve_device(config, workers.gpus, world)
     backend = config.strategy.process_group_backend
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"

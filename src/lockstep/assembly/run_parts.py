@@ -199,7 +199,7 @@ def serve_images(session: Session, images: Splits) -> ImageData:
             global_batch_size=config.global_batch_size,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             eval_batch_size=config.eval_batch_size,
-            loads=session.loads,
+            worker_weights=session.worker_weights,
             limit_train_batches=trainer.limit_train_batches,
             limit_val_batches=trainer.limit_val_batches,
             limit_test_batches=trainer.limit_test_batches,
@@ -356,7 +356,7 @@ def build_module(
     Returns it with the callbacks that must come first.
     """
     config = session.config
-    if config.has_own_module:
+    if config.has_custom_module:
         from lockstep.assembly import custom_module
 
         module, companion = custom_module.build_module(session, images, total_steps)
@@ -406,7 +406,7 @@ def lightning_trainer(
             bucket_cap_mb=config.strategy.bucket_size_mib,
             # With several optimizers, each backward pass computes the gradients of some parameters
             # only.
-            find_unused_parameters=config.has_own_module and not module.automatic_optimization,
+            find_unused_parameters=config.has_custom_module and not module.automatic_optimization,
         )
     return L.Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",
@@ -414,7 +414,7 @@ def lightning_trainer(
         num_nodes=config.trainer.num_nodes,
         strategy=strategy,
         precision=lightning_precision(  # pyright: ignore[reportArgumentType]
-            session.precision, is_own=config.has_own_module
+            session.precision, is_own=config.has_custom_module
         ),
         deterministic=config.trainer.deterministic or None,  # False would import torch's compiler.
         plugins=[_LayerSync(), _checkpoint_io(session), session.environment],

@@ -19,7 +19,7 @@ from torch import distributed as dist
 from lockstep.assembly import checkpoints
 from lockstep.assembly.agreement import agree, together
 from lockstep.assembly.checkpoints import Chosen
-from lockstep.assembly.precision import chosen_device, chosen_precision, set_tf32
+from lockstep.assembly.precision import resolve_device, resolve_precision, set_tf32
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, Refused
 from lockstep.config.schema.configuration import Config
@@ -62,12 +62,12 @@ class Session:
         return timedelta(seconds=self.config.strategy.timeout_s)
 
     @property
-    def loads(self) -> tuple[int, ...]:
+    def worker_weights(self) -> tuple[int, ...]:
         """Relative shard size of every rank."""
         if self.shards is not None:
-            return self.shards.loads
-        loads = self.config.trainer.loads
-        return (1,) * self.world_size if loads is None else tuple(loads)
+            return self.shards.shards_per_rank
+        worker_weights = self.config.trainer.worker_weights
+        return (1,) * self.world_size if worker_weights is None else tuple(worker_weights)
 
 
 @contextlib.contextmanager
@@ -86,9 +86,9 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         join(config, workers, world, folder)
         environment = JoinedEnvironment(world)
     world = world or World("", rank=0, local_rank=0, node_rank=0, world_size=1)
-    device = chosen_device(config, workers.gpus, world)
+    device = resolve_device(config, workers.gpus, world)
     agree(config, world.world_size)
-    choices = gather_objects(chosen_precision(config, device))
+    choices = gather_objects(resolve_precision(config, device))
     # GPUs may differ. No worker uses a precision that one of them lacks.
     precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
     set_tf32(precision == "tf32")
@@ -111,7 +111,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             from lockstep.distributed.virtual_shards import VirtualShards
 
             shards = held.enter_context(
-                VirtualShards(count, session.loads, torch.get_num_threads())
+                VirtualShards(count, session.worker_weights, torch.get_num_threads())
             )
             session = replace(session, shards=shards)
         try:

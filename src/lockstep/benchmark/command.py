@@ -111,7 +111,7 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
             [NAME, *(text for text in texts if not replaced.match(text)), *own]
         )
 
-    trainer = config.trainer.model_copy(update={"devices": 1, "loads": None})
+    trainer = config.trainer.model_copy(update={"devices": 1, "worker_weights": None})
     strategy = config.strategy.model_copy(
         update={"name": "auto" if config.cluster.gpus_per_node else "cpu"}
     )

@@ -95,7 +95,7 @@ def _environment(
     tree["trainer"] |= {
         "devices": num_local,
         "num_nodes": 1,
-        "loads": None,
+        "worker_weights": None,
         "max_time_s": config.benchmark.budget_s,
     }
     tree["strategy"]["name"] = entry.strategy
@@ -104,7 +104,7 @@ def _environment(
     # The check is for one machine, because this process is alone.
     checked = validation.check_tree(tree)
     trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
-    scaled = build.settle_config(checked.model_copy(update={"trainer": trainer}))
+    scaled = build.resolve_config(checked.model_copy(update={"trainer": trainer}))
     return replace(environment, config=scaled)
 
 

@@ -40,7 +40,7 @@ class Pictures(L.Callback):
         self,
         *,
         num_images: Annotated[
-            Positive, Doc("number of predictions, and of worst mistakes, to show")
+            Positive, Doc("number of predictions, and of most confident mistakes, to show")
         ],
     ) -> None:
         self._num_images = num_images

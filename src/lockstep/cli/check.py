@@ -29,7 +29,7 @@ KINDS = (False, "twice", "near")
 MAX_PAIRS = 24
 
 if TYPE_CHECKING:
-    from lockstep.data.copies import Copies
+    from lockstep.data.duplicates import Duplicates
     from lockstep.data.images.decoded_splits import Decoding
     from lockstep.data.inspection import Inspection
     from lockstep.data.splits import Splits
@@ -53,7 +53,7 @@ def check(
             raise ValueError(f"--pictures {pictures}: name a file that ends in .png.")
         need_writable("--pictures", pictures)
     with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
-        config = build.settle_config(overrides.check(typed, source).configs[0])
+        config = build.resolve_config(overrides.check(typed, source).configs[0])
         data_presence.check(config.data)
         rows, lines, facts, is_wrong = _check(config, pictures)
     if is_json:
@@ -75,7 +75,7 @@ def _check(
     """
     from lockstep.assembly.listed_images import describe_shrinking
     from lockstep.assembly.run_parts import once_a_node, open_source, refuse_shared_groups
-    from lockstep.data.copies import find_copies
+    from lockstep.data.duplicates import find_duplicates
     from lockstep.data.inspection import inspect
     from lockstep.data.splits import describe_groups, shorten_lines
 
@@ -95,8 +95,8 @@ def _check(
     threshold = config.data.near_duplicates
     inspection = inspect(images, progress.show, is_near=threshold > 0)
     progress = Progress("Comparing images", "images")
-    copies = find_copies(inspection, folds, threshold, progress.show)
-    drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, copies)]
+    duplicates = find_duplicates(inspection, folds, threshold, progress.show)
+    drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, duplicates)]
     seen = [each for part in inspection.seen.values() for each in part]
     sizes = [each.size for each in seen if each.size is not None]
     texts = {
@@ -113,14 +113,14 @@ def _check(
         for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
     }
     leaks, opposed = (
-        [each for each in copies if kind in each.kinds] for kind in ("leak", "contradiction")
+        [each for each in duplicates if kind in each.kinds] for kind in ("leak", "contradiction")
     )
     wrong, twice, near = (
-        [each for each in copies if (not each.kinds and each.kind) == kind] for kind in KINDS
+        [each for each in duplicates if (not each.kinds and each.kind) == kind] for kind in KINDS
     )
     unlearnable = [
         each
-        for each in copies
+        for each in duplicates
         if each.is_equal and each.has_targets and "contradiction" not in each.kinds
     ]
     leak_text = f"in more than one split{' of a fold' if folds else ''}"
@@ -144,7 +144,7 @@ def _check(
         ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         (
             "not compared",
-            f"{num_left:,} smaller than 29 pixels, or nearly of one grey" if num_left else "",
+            f"{num_left:,} smaller than 29 pixels, or nearly uniform" if num_left else "",
         ),
         (
             "similar",
@@ -160,7 +160,9 @@ def _check(
         for split in images.parts
     }
     keys = ("split", "name", "target")
-    listed = [[dict(zip(keys, image, strict=False)) for image in each.images] for each in copies]
+    listed = [
+        [dict(zip(keys, image, strict=False)) for image in each.images] for each in duplicates
+    ]
     facts = {
         "splits": {
             split: {"images": len(part), "classes": counts[split], "groups": part.num_groups}
@@ -170,25 +172,25 @@ def _check(
         "sizes": sides,
         "broken": broken,
         "wrong_targets": unfit,
-        "copies": [
+        "duplicates": [
             {"kind": each.kind, "distance": each.distance, "fold": each.fold, "images": shown}
-            for each, shown in zip(copies, listed, strict=True)
+            for each, shown in zip(duplicates, listed, strict=True)
         ],
     }
     return rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed)
 
 
-def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str:
+def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]) -> str:
     """Draw the first two images of each of the worst duplicates into a PNG file.
 
     Returns a line to print that says what was written.
     """
-    if not copies:
-        return "no pictures: there are no copies"
+    if not duplicates:
+        return "no pictures: there are no duplicates"
     from lockstep.callbacks import plots
 
     stacks, captions = list[list[plots.Image]]([[], []]), list[str]()
-    for each in copies[:MAX_PAIRS]:
+    for each in duplicates[:MAX_PAIRS]:
         lines = [
             *each.kind.split(" and "),
             f"distance {each.distance:.4f}" if each.distance else "equal",
@@ -203,12 +205,12 @@ def _draw_pairs(path: Path, images: "Splits", copies: Sequence["Copies"]) -> str
             ]
         captions.append("\n".join(lines))
     count = (
-        plural(len(copies), "pair")
-        if len(captions) == len(copies)
-        else f"{MAX_PAIRS} of {len(copies):,} pairs"
+        plural(len(duplicates), "pair")
+        if len(captions) == len(duplicates)
+        else f"{MAX_PAIRS} of {len(duplicates):,} pairs"
     )
     plots.write_sheet(
-        path, stacks, captions, [not each.kinds for each in copies], f"Copies: {count}"
+        path, stacks, captions, [not each.kinds for each in duplicates], f"Duplicates: {count}"
     )
     return f"pictures of {count} in {path}"
 
@@ -262,7 +264,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
         config.task.target == "lockstep.tasks.Classification"
         and config.task.arguments()["loss"] is None
     )
-    if config.has_own_module or not is_usual:
+    if config.has_custom_module or not is_usual:
         return []
     import torch
 
@@ -301,7 +303,7 @@ def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[in
         )
     smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
     enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    return f"{'RGB' if decoding.channels == 3 else 'grey'} {decoding.view.text}{enlarged}"
+    return f"{'RGB' if decoding.channels == 3 else 'grayscale'} {decoding.view.text}{enlarged}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
@@ -345,24 +347,24 @@ def _steps(config: Config, num_images: int) -> str:
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         shuffle_seed=None,
         rank=0,
-        loads=[1],
+        worker_weights=[1],
         num_batches=trainer.limit_train_batches,
     )
     size, epochs = plural(config.global_batch_size, "image"), plural(trainer.max_epochs, "epoch")
     return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
 
 
-def _first(what: str, copies: Sequence["Copies"]) -> str:
+def _first(what: str, duplicates: Sequence["Duplicates"]) -> str:
     """Count duplicates, and name the images of the first one.
 
     The result is empty without any.
     """
     return (
         (
-            f"{len(copies):,} {what}; first "
-            f"{' = '.join(dict.fromkeys(each.name for each in copies[0].images[:3]))}"
+            f"{len(duplicates):,} {what}; first "
+            f"{' = '.join(dict.fromkeys(each.name for each in duplicates[0].images[:3]))}"
         )
-        if copies
+        if duplicates
         else ""
     )
 

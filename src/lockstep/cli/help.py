@@ -20,7 +20,7 @@ from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.text import question
 from lockstep.system.trees import leaves
 
-WIDEST = 100  # columns of text
+MAX_WIDTH = 100  # columns of text
 # Settings have this many columns, and a longer one stands above its meaning.
 LEFT = 34
 MIN_MEANING_WIDTH = 20  # columns of meanings
@@ -216,4 +216,4 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _width() -> int:
     """Return the columns of the terminal, or 80 without one, within the limits of this module."""
-    return max(2 * MIN_MEANING_WIDTH, min(WIDEST, shutil.get_terminal_size().columns))
+    return max(2 * MIN_MEANING_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))

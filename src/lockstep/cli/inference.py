@@ -200,7 +200,7 @@ def _source(arguments: argparse.Namespace) -> str:
 
 def _top_k(arguments: argparse.Namespace) -> int:
     if arguments.top_k < 1:
-        raise ValueError(f"--top-k {arguments.top_k} is no number of classes: use 1 or more.")
+        raise ValueError(f"--top-k {arguments.top_k} is not a number of classes: use 1 or more.")
     return arguments.top_k
 
 

@@ -21,8 +21,8 @@ def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> i
 
     Returns the exit code. Raises ConfigError.
     """
-    config = build.settle_config(overrides.check(typed, source).configs[0])
-    if config.has_own_module:
+    config = build.resolve_config(overrides.check(typed, source).configs[0])
+    if config.has_custom_module:
         raise ConfigError(
             Error(
                 "unsupported",

@@ -140,7 +140,7 @@ def call(*command: str, unless: str | None = None) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         message = (
-            f"{command[0]} did not answer within {TIMEOUT_S:g} s: SLURM is busy or down, "
+            f"{command[0]} did not respond within {TIMEOUT_S:g} s: SLURM is busy or down, "
             "try again later."
         )
         raise ValueError(message) from None

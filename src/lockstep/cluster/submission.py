@@ -42,7 +42,7 @@ def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[Ru
 
     Returns its folder, whose name never changes, and the exit code.
     """
-    config = build.settle_config(config)
+    config = build.resolve_config(config)
     if config.dry_run:
         return _dry_run(config, config.run_name, chosen), 0
     with interruptible(), _new_folder(chosen, config.run_name) as folder:

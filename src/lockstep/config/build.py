@@ -24,7 +24,7 @@ def monitored_metric(config: Config) -> tuple[str, Literal["min", "max"]]:
     return name, "max" if is_max else "min"
 
 
-def settle_config(config: Config) -> Config:
+def resolve_config(config: Config) -> Config:
     """Resolve worker scaling and the preprocessing of pretrained weights, once for a new run.
 
     The saved configuration contains the resolved values, so that no other code has to know where

@@ -159,7 +159,7 @@ def adapt_to_machine(
         num_nodes = max(1, world.world_size // count) if world is not None and count else 1
         trainer |= {
             "devices": default if devices is None else devices,
-            "loads": None,
+            "worker_weights": None,
             "num_nodes": num_nodes,
         }
     # The saved network interface belongs to the machines that trained the run.

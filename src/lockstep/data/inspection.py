@@ -12,7 +12,7 @@ from torch import Tensor
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import size_of
-from lockstep.data.near_copies import thumbnail
+from lockstep.data.near_duplicates import thumbnail
 from lockstep.data.splits import ImageError, Images, Splits
 from lockstep.system.hardware import num_cores
 

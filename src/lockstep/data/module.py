@@ -37,7 +37,7 @@ class Batching:
     global_batch_size: int
     accumulate_grad_batches: int
     eval_batch_size: int
-    loads: Sequence[int]
+    worker_weights: Sequence[int]
     limit_train_batches: int | None
     limit_val_batches: int | None
     limit_test_batches: int | None
@@ -161,7 +161,7 @@ class ImageData(L.LightningDataModule):
             accumulate_grad_batches=b.accumulate_grad_batches if is_train else 1,
             shuffle_seed=self._seed if is_train and not b.overfit_batches else None,
             rank=self._rank,
-            loads=b.loads,
+            worker_weights=b.worker_weights,
             num_batches=limits[split],
             with_partner=is_train and self.augment.needs_partner,
             order=self._order if is_train else None,

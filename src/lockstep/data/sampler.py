@@ -61,7 +61,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         accumulate_grad_batches: int,
         shuffle_seed: int | None,
         rank: int,
-        loads: Sequence[int],
+        worker_weights: Sequence[int],
         num_batches: int | None,
         with_partner: bool = False,
         order: Callable[[torch.Generator], torch.Tensor] | None = None,
@@ -72,7 +72,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.accumulate_grad_batches = accumulate_grad_batches
         self.shuffle_seed = shuffle_seed
         self.rank = rank
-        self.loads: tuple[int, ...] = tuple(loads)
+        self.worker_weights: tuple[int, ...] = tuple(worker_weights)
         self.micro_batch_size: int = global_batch_size // accumulate_grad_batches
         self.num_batches: int = math.ceil(num_samples / self.micro_batch_size)
         if self.num_batches > 1 and 1 in (
@@ -156,7 +156,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         is_last_step = step == (self.num_batches - 1) // self.accumulate_grad_batches
         first = number * self.micro_batch_size
         size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
-        lo, hi = (first + end for end in interval(size, self.loads, self.rank))
+        lo, hi = (first + end for end in interval(size, self.worker_weights, self.rank))
         group_size = num_left if is_last_step else self.global_batch_size
         offset = None if self.order is None else step * self.global_batch_size
         return Shard(epoch, step, micro_step, size, lo, hi, group_size, offset)

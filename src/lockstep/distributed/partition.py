@@ -31,13 +31,13 @@ class Shard(NamedTuple):
         return self.lo == self.hi
 
 
-def interval(size: int, loads: Sequence[int], rank: int) -> tuple[int, int]:
+def interval(size: int, worker_weights: Sequence[int], rank: int) -> tuple[int, int]:
     """Return the positions `[lo, hi)` of `size` items that `rank` computes.
 
     The intervals are contiguous and in rank order, and each item belongs to one rank. With C the
-    cumulative loads and T their total, lo = ceil(size * C[rank] / T). Every shard is the floor or
-    the ceiling of the exact size, and a rank with load 0 gets nothing.
+    cumulative weights and T their total, lo = ceil(size * C[rank] / T). Every shard is the floor or
+    the ceiling of the exact size, and a rank of weight 0 gets nothing.
     """
-    bounds = [0, *accumulate(loads)]
+    bounds = [0, *accumulate(worker_weights)]
     total = bounds[-1]
     return -(-size * bounds[rank] // total), -(-size * bounds[rank + 1] // total)

@@ -28,16 +28,16 @@ class VirtualShards:
     """The virtual shards of this process, with a thread for each.
 
     A process without any has one thread. `num_threads` of the threads run at once. The shards are
-    distributed by the relative `loads` of all ranks. The attribute of this name has the number of
-    shards of each rank. As a context manager it ends the threads, which start when they are needed.
+    distributed by the relative `worker_weights` of all ranks. As a context manager it ends the
+    threads, which start when they are needed.
     """
 
-    def __init__(self, count: int, loads: Sequence[int], num_threads: int) -> None:
+    def __init__(self, count: int, worker_weights: Sequence[int], num_threads: int) -> None:
         self.count = count
         self.num_threads = num_threads
         self._cores = threading.Semaphore(num_threads)
-        bounds = [interval(self.count, loads, rank) for rank in range(len(loads))]
-        self.loads = tuple(hi - lo for lo, hi in bounds)
+        bounds = [interval(self.count, worker_weights, rank) for rank in range(len(worker_weights))]
+        self.shards_per_rank = tuple(hi - lo for lo, hi in bounds)
         self._ranges = [range(lo, hi) for lo, hi in bounds]
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
         self.own = self._ranges[self._rank]
@@ -50,7 +50,7 @@ class VirtualShards:
         )
         self._sent: list[Any] = [None] * self.num_parts
         self._received: Any = None
-        self._barrier = threading.Barrier(self.num_parts, action=self._exchange)
+        self._barrier = threading.Barrier(self.num_parts, action=self._gather_all)
         self._gather: Callable[[list[Any]], Any] = list
 
     def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
@@ -64,10 +64,10 @@ class VirtualShards:
         self._pool.shutdown(wait=False)
         torch.set_num_threads(self.num_threads)
 
-    def cut(self, batch: Batch) -> list[Batch]:
+    def split(self, batch: Batch) -> list[Batch]:
         """Split the batch of this process into its virtual shards.
 
-        A batch of other loads remains one part. Before images are mixed, a part that is not empty
+        A batch of other shards remains one part. Before images are mixed, a part that is not empty
         also has the mixing partner of its last sample.
         """
         shard = batch.shard
@@ -88,7 +88,7 @@ class VirtualShards:
 
     def map(self, change: Callable[[Batch], Batch], batch: Batch) -> Batch:
         """Apply `change` to each part of a batch, and join the results."""
-        parts = [change(part) for part in self.cut(batch)]
+        parts = [change(part) for part in self.split(batch)]
         mixes = [part.mix for part in parts if part.mix is not None]
         inputs, targets, indices = (
             torch.cat(values) for values in zip(*(part[:3] for part in parts), strict=True)
@@ -207,20 +207,24 @@ class VirtualShards:
         finally:
             self._cores.acquire()
 
-    def _exchange(self) -> None:
+    def _gather_all(self) -> None:
         with collectives.acting_as(None):
             self._received = self._gather(self._sent[: len(self.own)])
 
     def gather_rows(self, own: list[Tensor]) -> Tensor:
         """Return the rows (count, n) of all virtual shards."""
         like = self._sent[0]
-        rows = like.new_zeros(max(self.loads), like.numel())
+        rows = like.new_zeros(max(self.shards_per_rank), like.numel())
         for row, value in zip(rows, own, strict=False):
             row.copy_(value)
-        if len(self.loads) == 1:
+        if len(self.shards_per_rank) == 1:
             return rows
-        every = collectives.all_gather(rows.view(-1)).view(len(self.loads), -1, like.numel())
-        return torch.cat([part[:count] for part, count in zip(every, self.loads, strict=True)])
+        every = collectives.all_gather(rows.view(-1)).view(
+            len(self.shards_per_rank), -1, like.numel()
+        )
+        return torch.cat(
+            [part[:count] for part, count in zip(every, self.shards_per_rank, strict=True)]
+        )
 
     def gather_objects(self, own: list[Any]) -> list[Any]:
         return [value for values in collectives.gather_objects(own) for value in values]

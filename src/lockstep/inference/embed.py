@@ -34,7 +34,7 @@ def embed(
     The rest is as in `predict.predict`.
     """
     config = trained.config.model_copy(update={"compile": False})
-    predict.refuse_own_module(config, "lockstep embed")
+    predict.refuse_custom_module(config, "lockstep embed")
     with open_session(folder, config, world) as session:
         module = predict.load_network(session, trained.checkpoint)
         images = predict.images_of(session, trained.folder, options.source, module.image_format)

@@ -52,7 +52,7 @@ def evaluate(
     """
     config = trained.config
     if options.output is not None or options.pictures is not None:
-        predict.refuse_own_module(config, "lockstep eval with --output or --pictures")
+        predict.refuse_custom_module(config, "lockstep eval with --output or --pictures")
     with open_session(folder, config, world) as session:
         data, chosen, notes = _load_data(session, trained, options)
         module, callbacks = run_parts.build_module(session, run_parts.image_format(data))
@@ -194,7 +194,7 @@ def find_images(
 
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
-        files = files_of(section, is_cut=False, is_other=True)
+        files = files_of(section, completes_splits=False, is_other=True)
         _refuse_similar_classes(files.table, form.class_names)
         shared = data_record.overlap(run, files.table)
         if shared is None:

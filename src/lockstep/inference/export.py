@@ -129,7 +129,7 @@ def export(
     Returns the exit code, which is 1 if the predictions of the file differ. Raises ConfigError if
     the network cannot be exported.
     """
-    predict.refuse_own_module(config, "lockstep export")
+    predict.refuse_custom_module(config, "lockstep export")
     threshold, text = selective.threshold_of(checkpoint, config, max_error)
     with (
         open_session(run, config, None) as session,

@@ -31,7 +31,7 @@ def judge(
 
     A figure of the first images is written next to it.
     """
-    predict.refuse_own_module(trained.config, "lockstep labels")
+    predict.refuse_custom_module(trained.config, "lockstep labels")
     with open_session(folder, trained.config, world) as session:
         images = run_parts.splits(session, trained.folder, is_once=True)
         data_record.compare(session, images, trained.folder)

@@ -48,7 +48,7 @@ def predict(
     skipped and listed on standard error.
     """
     config, output = trained.config, options.output
-    refuse_own_module(config, "lockstep predict")
+    refuse_custom_module(config, "lockstep predict")
     with open_session(folder, config, world) as session:
         threshold, text = together(
             lambda: selective.threshold_of(trained.checkpoint, config, options.max_error)
@@ -101,9 +101,9 @@ def report(
     return EXIT_FAILED
 
 
-def refuse_own_module(config: Config, who: str) -> None:
+def refuse_custom_module(config: Config, who: str) -> None:
     """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
-    if config.has_own_module:
+    if config.has_custom_module:
         raise ConfigError(
             Error(
                 "unsupported",

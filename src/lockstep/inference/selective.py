@@ -76,7 +76,7 @@ def threshold_of(
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
         raise ConfigError(
-            Error("value", option, "is no error rate", "use a number between 0 and 1, such as 0.05")
+            Error("value", option, "is not between 0 and 1", "use an error rate such as 0.05")
         )
     if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
         raise ConfigError(

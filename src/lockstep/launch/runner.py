@@ -38,7 +38,7 @@ def start(
     Returns the folder and the exit code. `hydra` is Hydra's configuration. `stop_signals` records
     the signals for the caller.
     """
-    resolved = build.settle_config(config)
+    resolved = build.resolve_config(config)
     with (
         open_launch(resolved, stop_signals=stop_signals) as launch,
         launch.share(new_run(resolved, overrides, path)) as folder,

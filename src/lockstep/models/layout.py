@@ -3,8 +3,7 @@
 The layout is channels_last (NHWC), or contiguous (NCHW) if oneDNN fails in channels_last. In this
 layout, oneDNN can write past a buffer when it computes the weight gradient of a strided 1x1
 convolution. It does if there are fewer input channels than float32 numbers in a vector register.
-The process dies, or with several threads the gradient is silently wrong. docs/platforms.md has the
-reproduction.
+The process dies, or with several threads the gradient is silently wrong (docs/install.md).
 """
 
 from collections.abc import Iterator, Sequence

@@ -65,7 +65,7 @@ class VirtualParts(Generic[Module]):
         """Call `work` with the module and the batch of each virtual shard, in its thread."""
         if len(self.modules) != self.shards.num_parts:
             self._copy()
-        parts = self.shards.cut(batch)
+        parts = self.shards.split(batch)
         for module in self.modules[1:]:
             _follow(module, self._module)
         return self.shards.run(lambda place: work(self.modules[place], parts[place]))

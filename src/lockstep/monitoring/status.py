@@ -92,7 +92,7 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
     ago = f", {duration(_since(updated))} ago" if updated else ""
     return [
         ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
-        ("loads", facts.get("loads", "")),
+        ("worker weights", facts.get("worker_weights", "")),
         ("precision", facts.get("precision", "")),
         ("process", process),
         ("started", formatting.moment(facts["started"]) if "started" in facts else ""),

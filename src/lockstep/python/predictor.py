@@ -67,7 +67,7 @@ def load(
     devices, strategy = _trainer_settings(device)
     with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         saved = configuration.load_settings(folder, is_trusted=trust)
-        predict.refuse_own_module(saved, "lockstep.load")
+        predict.refuse_custom_module(saved, "lockstep.load")
         adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
         config = validation.check_tree(
             config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate}

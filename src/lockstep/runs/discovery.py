@@ -32,7 +32,7 @@ TEXTS = (
     "state",
     "reason",
     "name",
-    "loads",
+    "worker_weights",
     "device",
     "precision",
     "host",

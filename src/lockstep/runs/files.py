@@ -34,7 +34,7 @@ MARKED = re.compile(f"{FORMULA.pattern}'", re.IGNORECASE)
 MAX_TEXT_BYTES = 2**26  # maximum size of a text: a metrics.csv of 500,000 epochs
 # Maximum unpacked size of images.json.gz. That of ImageNet-21k, with 14 million images, has 0.7 GB.
 MAX_UNPACKED_BYTES = 2**30
-DEEPEST = 100  # levels of JSON
+MAX_DEPTH = 100  # levels of JSON
 # These files may contain secrets, which a resume needs.
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")
 
@@ -326,7 +326,7 @@ def _format_rows(rows: list[dict[str, Any]]) -> str:
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Append rows to a CSV file, which is rewritten if they have a new column."""
     with io.TextIOWrapper(open_to_append(path), newline="") as file:
-        _cut_half_line(file.buffer)
+        _drop_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
         if all(name in columns for row in rows for name in row):
@@ -337,7 +337,7 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     write_rows(path, [*read_rows(path), *rows])
 
 
-def _cut_half_line(file: BinaryIO) -> None:
+def _drop_half_line(file: BinaryIO) -> None:
     """Truncate the file after the last newline, for example after half a row from a full disk."""
     file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
     if file.read() not in (b"", b"\n"):
@@ -403,8 +403,8 @@ def answer(value: Any) -> None:
 
 
 def _finite(value: Any, level: int = 0) -> Any:
-    if level > DEEPEST:
-        raise ValueError(f"it is nested in more than {DEEPEST} levels")
+    if level > MAX_DEPTH:
+        raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
     if isinstance(value, dict):
         return {key: _finite(item, level + 1) for key, item in value.items()}
     if isinstance(value, list):

@@ -83,7 +83,7 @@ def silent_ranks(folder: RunFolder, world_size: int) -> str:
     return "\n".join(
         f"rank {rank} of {world_size} on {last.host} (pid {last.pid}) has been silent since "
         f"{datetime.fromtimestamp(last.at_s):%H:%M:%S}, for {now - last.at_s:.0f} s: "
-        f"it was killed, is stopped or hangs, or {last.host} is down or cut off"
+        f"it was killed, is stopped or hangs, or {last.host} is down or unreachable"
         for rank, last in sorted(after.items(), key=lambda item: item[1].at_s)
         if before.get(rank) == last
     )

@@ -15,7 +15,7 @@ from lockstep.cluster.jobs import Job
 from lockstep.config import build
 from lockstep.config.errors import ConfigError, Error, file_error
 from lockstep.config.saved import config_file, project
-from lockstep.config.saved.resume import keep_settled
+from lockstep.config.saved.resume import keep_resolved
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.launch import runner
@@ -73,14 +73,14 @@ def prepare_trial(
                 "set trainer.devices=...",
             )
         )
-    config = build.settle_config(config)
+    config = build.resolve_config(config)
     # A killed command may have left the files of another trial.
     is_new = trial is None or not trial.folder.config.exists()
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
         before = config_file.load(folder.config)
-        config = Config.model_validate(keep_settled(config_file.to_tree(config), before))
+        config = Config.model_validate(keep_resolved(config_file.to_tree(config), before))
         _check_same(ledger, trial, before, submission.job_config(config))
     saved = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> 
 
     The number of workers may change.
     """
-    tree = keep_settled(config_file.to_tree(config), saved)
+    tree = keep_resolved(config_file.to_tree(config), saved)
     before, after = (
         dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree)
     )
@@ -137,7 +137,7 @@ def check_study(
     if first.folder.config.exists():
         config, _ = compose(first.overrides, first.number)
         _check_same(
-            ledger, first, config_file.load(first.folder.config), build.settle_config(config)
+            ledger, first, config_file.load(first.folder.config), build.resolve_config(config)
         )
 
 

@@ -31,7 +31,7 @@ class Need(NamedTuple):
     gpus: int | tuple[int, ...]
 
 
-class Shard(NamedTuple):
+class DeviceSlot(NamedTuple):
     """The device slot of a trial: the devices that it holds.
 
     If `is_named`, the trial names its GPUs by number, so all GPUs stay visible.
@@ -107,40 +107,38 @@ class Devices:
 
     machine: Machine
     num_parallel: int
-    held: list[Shard] = field(default_factory=list)
+    held: list[DeviceSlot] = field(default_factory=list)
 
-    def take(self, need: Need) -> Shard | None:
+    def take(self, need: Need) -> DeviceSlot | None:
         """Take devices that no other trial holds, or return None while too few are free."""
         if len(self.held) >= self.num_parallel:
             return None
-        shard = self._gpus(need) if need.gpus else self._cores(need)
-        if shard is not None:
-            self.held.append(shard)
-        return shard
+        slot = self._gpus(need) if need.gpus else self._cores(need)
+        if slot is not None:
+            self.held.append(slot)
+        return slot
 
-    def _cores(self, need: Need) -> Shard | None:
+    def _cores(self, need: Need) -> DeviceSlot | None:
         free = [
-            core
-            for core in self.machine.cores
-            if all(core not in shard.cores for shard in self.held)
+            core for core in self.machine.cores if all(core not in slot.cores for slot in self.held)
         ]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(need.num_workers, num_cores // self.num_parallel))
-        shard = Shard((), tuple(free[:count]), max(1, count // need.num_workers), False)
-        return shard if len(free) >= count else None
+        slot = DeviceSlot((), tuple(free[:count]), max(1, count // need.num_workers), False)
+        return slot if len(free) >= count else None
 
-    def _gpus(self, need: Need) -> Shard | None:
+    def _gpus(self, need: Need) -> DeviceSlot | None:
         num_threads = max(1, len(self.machine.cores) // (self.num_parallel * need.num_workers))
-        held = {gpu for shard in self.held for gpu in shard.gpus}
+        held = {gpu for slot in self.held for gpu in slot.gpus}
         if isinstance(need.gpus, tuple):
             named = tuple(self.machine.gpus[position] for position in need.gpus)
-            return None if held & set(named) else Shard(named, (), num_threads, True)
+            return None if held & set(named) else DeviceSlot(named, (), num_threads, True)
         free = [gpu for gpu in self.machine.gpus if gpu not in held]
         return (
-            Shard(tuple(free[: need.gpus]), (), num_threads, False)
+            DeviceSlot(tuple(free[: need.gpus]), (), num_threads, False)
             if len(free) >= need.gpus
             else None
         )
 
-    def give_back(self, shard: Shard) -> None:
-        self.held.remove(shard)
+    def give_back(self, slot: DeviceSlot) -> None:
+        self.held.remove(slot)

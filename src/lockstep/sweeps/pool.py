@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lockstep.launch import child, prepared_run
 from lockstep.runs import heartbeat
 from lockstep.runs.folder import EXIT_STOPPED, LIVE_STATES, RunFolder
-from lockstep.sweeps.devices import Devices, Need, Shard
+from lockstep.sweeps.devices import Devices, DeviceSlot, Need
 from lockstep.trials.ledger import Trial
 
 LEAVE_S = 30.0  # time for trials to save if the sweep itself fails
@@ -23,7 +23,7 @@ class Running(NamedTuple):
     """A running trial."""
 
     trial: Trial
-    shard: Shard
+    slot: DeviceSlot
     process: BaseProcess
 
 
@@ -46,14 +46,14 @@ class Pool:
 
         Returns False while too few devices are free.
         """
-        shard = self._devices.take(self._need_of(trial))
-        if shard is None:
+        slot = self._devices.take(self._need_of(trial))
+        if slot is None:
             return False
-        trial.device = shard.label
+        trial.device = slot.label
         work = partial(prepared_run.run_prepared, trial.folder.path, task, is_worker=True)
         log = trial.folder.path / LOG
-        process = child.start(work, environ_of(shard, os.environ), log=log, cores=shard.cores)
-        self.running.append(Running(trial, shard, process))
+        process = child.start(work, environ_of(slot, os.environ), log=log, cores=slot.cores)
+        self.running.append(Running(trial, slot, process))
         return True
 
     def collect_ended(self) -> list[tuple[Trial, int]]:
@@ -68,7 +68,7 @@ class Pool:
         ]
         for active, code in ended:
             self.running.remove(active)
-            self._devices.give_back(active.shard)
+            self._devices.give_back(active.slot)
             # The folder of the trial is gone or read-only.
             with contextlib.suppress(OSError, ValueError):
                 _record_end(active.trial.folder, code)
@@ -97,12 +97,12 @@ class Pool:
             active.process.join()
 
 
-def environ_of(shard: Shard, environ: Mapping[str, str]) -> dict[str, str]:
+def environ_of(slot: DeviceSlot, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a trial: the GPUs that are visible, and threads for its cores."""
     variables = dict(environ)
-    if not shard.is_named:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(shard.gpus)
-    variables.setdefault("OMP_NUM_THREADS", str(shard.num_threads))
+    if not slot.is_named:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
+    variables.setdefault("OMP_NUM_THREADS", str(slot.num_threads))
     return variables
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # uses libyaml if PyYAML has it
-DEEPEST = 100  # levels; libyaml crashes at some ten thousand
+MAX_DEPTH = 100  # levels; libyaml crashes at some ten thousand
 # The time to read 1:1:1... grows with the square of its length, and Python prints at most 4300
 # digits.
 MAX_NUMBER_CHARACTERS = 1000
@@ -22,10 +22,10 @@ def from_yaml(text: str) -> Any:
     and numbers.
     """
     if len(text) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} letters")
+        raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} characters")
     # These count the characters of the last scalar, of those before the open collections, and of
     # all paths.
-    length = above = letters = 0
+    length = above = characters = 0
     opened: list[int] = []
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent):
@@ -37,10 +37,10 @@ def from_yaml(text: str) -> Any:
             above -= opened.pop()
         elif isinstance(event, yaml.ScalarEvent):
             length = len(event.value)
-            letters += above
-        if len(opened) > DEEPEST:
-            raise ValueError(f"it is nested in more than {DEEPEST} levels")
-        if letters > 10 * MAX_TEXT_CHARACTERS:
+            characters += above
+        if len(opened) > MAX_DEPTH:
+            raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
+        if characters > 10 * MAX_TEXT_CHARACTERS:
             raise ValueError("its keys are too long")
     return yaml.load(text, _Loader)
 
@@ -48,7 +48,7 @@ def from_yaml(text: str) -> Any:
 class _Loader(LOADER):  # pyright: ignore[reportGeneralTypeIssues]
     def construct_scalar(self, node: Any) -> Any:
         if len(node.value) > MAX_NUMBER_CHARACTERS and node.tag.endswith((":int", ":float")):
-            raise ValueError(f"a number has more than {MAX_NUMBER_CHARACTERS:,} letters")
+            raise ValueError(f"a number has more than {MAX_NUMBER_CHARACTERS:,} characters")
         return super().construct_scalar(node)
 
 

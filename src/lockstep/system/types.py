@@ -32,7 +32,7 @@ def _check_day(text: str) -> str:
 
 Day = Annotated[str, AfterValidator(_check_day), "YYYY-MM-DD"]
 # Several sources of images share these types.
-Channels = Annotated[Literal[1, 3], Doc("1 = grey, 3 = RGB")]
+Channels = Annotated[Literal[1, 3], Doc("1 = grayscale, 3 = RGB")]
 Side = Annotated[int, Ge(8), Le(MAX_INTEGER)]
 ImageSize = Annotated[
     Side | Annotated[list[Side], MinLen(2), MaxLen(2), "[height, width]"] | None,
@@ -44,14 +44,14 @@ ImageSize = Annotated[
 CropPercent = Annotated[
     Literal["auto"] | Annotated[float, Gt(0), Le(1)],
     Doc(
-        "fraction of the shorter side that the centre crop keeps; "
+        "fraction of the shorter side that the center crop keeps; "
         "auto = that of the pretrained weights, else 1"
     ),
 ]
 Fit = Annotated[
     Literal["crop", "letterbox"],
     Doc(
-        "crop: cover image_size and crop the centre; letterbox: "
+        "crop: cover image_size and crop the center; letterbox: "
         "fit inside and pad with the background"
     ),
 ]
@@ -61,7 +61,7 @@ Interpolation = Annotated[
 ]
 Background = Annotated[
     Literal["white", "black", "grey"],
-    Doc("background of transparent pixels, and colour of a letterbox"),
+    Doc("background of transparent pixels and of a letterbox"),
 ]
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]
 FilesRoot = Annotated[

@@ -46,13 +46,13 @@ def verify(
     world: World | None,
     flag: SignalFlag,
     *,
-    cut_after: int | None,
+    stop_after: int | None,
     part: int,
     num_threads: int | None,
 ) -> int:
     """Train the run in `folder` and write a trace. Returns the exit code.
 
-    A later `part` starts from the checkpoint of the run. With `cut_after`, it saves a checkpoint
+    A later `part` starts from the checkpoint of the run. With `stop_after`, it saves a checkpoint
     after this step and exits. If it is None, it trains to the end and tests.
     """
     config = config_file.load(folder.config)
@@ -64,7 +64,7 @@ def verify(
         callbacks = [
             build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)
         ]
-        trace = Trace(folder, cut_after)
+        trace = Trace(folder, stop_after)
         trainer = run_parts.lightning_trainer(
             session,
             module,
@@ -113,12 +113,12 @@ class Trace(L.Callback):
     `values` has two numbers for each sample (B, 2), a projection and the norm, by the name of a
     part and in the order of computation. If the micro-batch ends a step, `sums` has two such
     numbers (2,) for the gradient of each parameter, and for each parameter after the step. After
-    step `cut_after` it saves a checkpoint and stops the training.
+    step `stop_after` it saves a checkpoint and stops the training.
     """
 
-    def __init__(self, folder: RunFolder, cut_after: int | None) -> None:
+    def __init__(self, folder: RunFolder, stop_after: int | None) -> None:
         self._folder = folder
-        self._cut_after = cut_after
+        self._stop_after = stop_after
         self._hooks: list[Any] = []
         # There is one for each virtual shard, or a single one without virtual shards.
         self._values: list[dict[str, Tensor]] = []
@@ -133,8 +133,10 @@ class Trace(L.Callback):
         num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (
             trainer.max_epochs or 1
         )
-        if self._cut_after is not None and num_steps <= self._cut_after:
-            problem = f"cuts a training after step {self._cut_after}, and this one has {num_steps}"
+        if self._stop_after is not None and num_steps <= self._stop_after:
+            problem = (
+                f"stops a training after step {self._stop_after}, and this one has {num_steps}"
+            )
             raise ConfigError(
                 Error(
                     "range",
@@ -185,7 +187,7 @@ class Trace(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         virtual = _virtual(pl_module)
-        parts = [batch] if virtual is None else virtual.shards.cut(batch)
+        parts = [batch] if virtual is None else virtual.shards.split(batch)
         self._values, self._sums, self._sizes = (
             [{} for _ in parts],
             {},
@@ -237,20 +239,20 @@ class Trace(L.Callback):
             entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums}
         )
         if not trainer.is_last_batch:
-            self._cut(trainer, pl_module)
+            self._save_and_stop(trainer, pl_module)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._cut(trainer, pl_module)
+        self._save_and_stop(trainer, pl_module)
 
-    def _cut(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _save_and_stop(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the training after its step, or after the epoch that this step ends.
 
         StopTogether does the same.
         """
-        if self._is_step and steps_done(trainer, pl_module) == self._cut_after:
+        if self._is_step and steps_done(trainer, pl_module) == self._stop_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
-            raise Stopped("the training is cut after this step", None)
+            raise Stopped("the training stops after this step", None)
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

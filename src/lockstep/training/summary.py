@@ -29,13 +29,11 @@ REHEARSAL = "for testing; with few cores one process with all threads is faster"
 
 def facts(session: Session, data: ImageData) -> dict[str, Any]:
     """Return the facts of a run that are known from its start."""
+    worker_weights = session.config.trainer.worker_weights
+    weights = {} if worker_weights is None else {"worker_weights": errors.literal(worker_weights)}
     return {
         "workers": session.world_size,
-        **(
-            {"loads": errors.literal(loads)}
-            if (loads := session.config.trainer.loads) is not None
-            else {}
-        ),
+        **weights,
         "device": device_name(session),
         "precision": session.precision,
         "train_images": data.batches("train").num_epoch_samples,
@@ -144,8 +142,8 @@ def show_header(
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if session.device.type == "cpu" and session.num_local > 1 and num_cores() <= FEW_CORES:
         rows.append(("", REHEARSAL))
-    if config.trainer.loads is not None:
-        rows.append(("loads", errors.literal(config.trainer.loads)))
+    if config.trainer.worker_weights is not None:
+        rows.append(("worker weights", errors.literal(config.trainer.worker_weights)))
     if session.shards is not None:
         number = session.shards.count
         rows.append(("shards", f"{number} virtual ones: the same bits on up to {number} workers"))
@@ -157,11 +155,11 @@ def show_header(
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
         rows += (
             [("steps", "replayed as CUDA graphs")]
-            if module.grapher and 0 not in session.loads
+            if module.grapher and 0 not in session.worker_weights
             else []
         )
     rows += _l2(config, module).items()
-    name = config.module.target if config.has_own_module else config.model.target
+    name = config.module.target if config.has_custom_module else config.model.target
     title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(
         title + (", resumed" if is_resumed else ""),
@@ -198,7 +196,8 @@ def _batch(session: Session, data: ImageData) -> str:
     if session.world_size == 1:
         return text
     shards = sorted(
-        {-(-micro * load // sum(session.loads)) for load in session.loads}, reverse=True
+        {-(-micro * weight // sum(session.worker_weights)) for weight in session.worker_weights},
+        reverse=True,
     )
     return f"{text}, up to {' or '.join(map(str, shards))} on each worker"
 
@@ -267,7 +266,7 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
         rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
     is_usual = run != quote_path(folder.path)  # It lies below outputs/.
     rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
-    is_ours = not session.config.has_own_module
+    is_ours = not session.config.has_custom_module
     rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
     rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)

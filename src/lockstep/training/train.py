@@ -72,14 +72,14 @@ def train(
             max_time_s=config.trainer.max_time_s,
             timeout=session.timeout,
         )
-        names = () if config.has_own_module else metric_names.names(config)
+        names = () if config.has_custom_module else metric_names.names(config)
         console = [] if config.silent else [Console(record, names)]
         trainer = run_parts.lightning_trainer(
             session,
             module,
             callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
             logger=observers.built_loggers(
-                session, observers.next_step(resumed_from.path, is_own=config.has_own_module)
+                session, observers.next_step(resumed_from.path, is_own=config.has_custom_module)
             ),
             profiler=profiler,
             max_epochs=config.trainer.max_epochs,
@@ -91,7 +91,7 @@ def train(
             # The test needs it, and the source may change during a training.
             import lockstep.inference.predict  # noqa: F401
         norms = ExactBatchNorm()
-        if session.device.type == "cuda" and not config.has_own_module:
+        if session.device.type == "cuda" and not config.has_custom_module:
             # Lightning does this for several workers. On one GPU it enables the faster kernels.
             norms.apply(module)
         # Garbage collection then ignores all objects that exist here. No collection is run before,
@@ -146,7 +146,7 @@ def prepare_training(
 
         pretrained_weights.download(session)  # The download comes before images are decoded.
     data = run_parts.image_data(session, session.folder, is_new=is_new)
-    session = _settle_class_weights(session, data)
+    session = _resolve_class_weights(session, data)
     config = session.config
     image_format, total_steps = (
         run_parts.image_format(data),
@@ -178,7 +178,7 @@ def _load_weights(session: Session, module: L.LightningModule, image_format: Ima
         pretrained_weights.load_pretrained(session, module.net)
 
 
-def _settle_class_weights(session: Session, data: ImageData) -> Session:
+def _resolve_class_weights(session: Session, data: ImageData) -> Session:
     """Replace class_weights=balanced by n / (K * n_k) in the session and in config.yaml."""
     # Data without counts were rejected before.
     config, counts = session.config, data.class_counts or []

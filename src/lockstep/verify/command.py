@@ -51,12 +51,12 @@ def _verify(folder: RunFolder, world: World | None, flag: SignalFlag, **options:
 class Part(NamedTuple):
     """Some steps of a training.
 
-    `loads` has the relative shard sizes of the workers. `cut_after` is the last step, or None for
-    the end.
+    `worker_weights` has the relative shard sizes of the workers. `stop_after` is the last step, or
+    None for the end.
     """
 
-    loads: tuple[int, ...]
-    cut_after: int | None = None
+    worker_weights: tuple[int, ...]
+    stop_after: int | None = None
     num_threads: int | None = None  # of each worker
 
 
@@ -70,7 +70,7 @@ VARIANTS = {
     f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
     OF_ONE_THREAD: (Part((1,), num_threads=1),),  # The others have their part of the cores.
 }
-MAX_WORKERS = max(len(part.loads) for parts in VARIANTS.values() for part in parts)
+MAX_WORKERS = max(len(part.worker_weights) for parts in VARIANTS.values() for part in parts)
 
 
 def run_verification(
@@ -124,7 +124,7 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
         "virtual_shards": count if is_by_bits else None,
         # Even with one step per epoch, one step follows the interruption.
         "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,
-        **{"num_nodes": 1, "devices": 1, "loads": None},
+        **{"num_nodes": 1, "devices": 1, "worker_weights": None},
         **{
             "graph": False,
             "log_every_n_steps": 1,
@@ -136,7 +136,7 @@ def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: b
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
     tree["eval_batch_size"] = min(tree["eval_batch_size"], tree["global_batch_size"])
-    return build.settle_config(validation.check_tree(tree))
+    return build.resolve_config(validation.check_tree(tree))
 
 
 class Verification:
@@ -194,22 +194,26 @@ class Verification:
         checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(self._config.init_from))
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
-            options = {"cut_after": part.cut_after, "part": number, "num_threads": part.num_threads}
+            options = {
+                "stop_after": part.stop_after,
+                "part": number,
+                "num_threads": part.num_threads,
+            }
             job = Job(_verify, folder, options)
             if code := parent.run_workers(
-                job, len(part.loads), self._signals, log=folder.path / LOG
+                job, len(part.worker_weights), self._signals, log=folder.path / LOG
             ):
                 return code
         return 0
 
     def _config_of(self, part: Part) -> Config:
         tree = config_file.to_tree(self._config)
-        is_alone = len(part.loads) == 1
+        is_alone = len(part.worker_weights) == 1
         on_gpus = "single_device" if is_alone else "ddp"
         tree["strategy"]["name"] = on_gpus if self._uses_gpus else "cpu"
         tree["trainer"] |= {
-            "devices": len(part.loads),
-            "loads": None if is_alone else list(part.loads),
+            "devices": len(part.worker_weights),
+            "worker_weights": None if is_alone else list(part.worker_weights),
         }
         return validation.check_tree(tree)
 
@@ -219,7 +223,7 @@ class Verification:
         alone = self._folder(ALONE).path
         compared: dict[str, Compared] = {}
         for variant in (each for each in self._others if each not in failures):
-            parts = [len(part.loads) for part in VARIANTS[variant]]
+            parts = [len(part.worker_weights) for part in VARIANTS[variant]]
             compared[variant] = compare(
                 alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits
             )

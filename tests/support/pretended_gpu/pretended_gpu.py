@@ -2,7 +2,7 @@
 
 The tensors are in kernels.cpp, the functions in this file. `install` replaces the functions of
 `torch._C` that call the driver; `torch.cuda` itself stays. gloo takes the place of NCCL. Needs a
-CUDA build of torch, and no driver. docs/testing.md describes its limits.
+CUDA build of torch, and no driver. docs/design.md describes its limits.
 """
 
 import atexit

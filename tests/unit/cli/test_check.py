@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import near_copies
+from benchmarks import near_duplicates
 from lockstep.cli import main
 from lockstep.cli.check import check
 from lockstep.config.composing import compose
-from lockstep.data.copies import find_copies
+from lockstep.data.duplicates import find_duplicates
 from lockstep.data.inspection import inspect
 from lockstep.runs.folder import EXIT_FAILED
 from tests.support.image_files import read, write_image, write_list, write_listed
@@ -52,10 +52,10 @@ def facts_of(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 0)
     return json.loads(capsys.readouterr().out)
 
 
-def copies_of(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The kind and the names of the copies, in a fixed order."""
+def duplicates_of(facts: dict[str, Any]) -> list[tuple[str, ...]]:
+    """The kind and the names of the duplicates, in a fixed order."""
     found = []
-    for each in facts["copies"]:
+    for each in facts["duplicates"]:
         found.append((each["kind"], *(image["name"] for image in each["images"])))
     return sorted(found)
 
@@ -63,7 +63,7 @@ def copies_of(facts: dict[str, Any]) -> list[tuple[str, ...]]:
 def test_valid_folder(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = facts_of(capsys, *FOLDER)
     assert facts["splits"]["train"] == {"images": 12, "classes": {"fox": 6, "hen": 6}, "groups": 0}
-    assert facts["copies"] == []
+    assert facts["duplicates"] == []
     assert not Path("data").exists()  # nothing is decoded for keeps
 
 
@@ -78,7 +78,7 @@ def test_broken_and_duplicate_files(root: Path, capsys: pytest.CaptureFixture[st
     facts = facts_of(capsys, *FOLDER, "data.image_size=224", code=EXIT_FAILED)
     names = [re.findall(r"\w+/\w+/\w+\.png", line)[0] for line in facts["broken"]]
     assert names == ["train/hen/1.png", "train/hen/2.png", "val/hen/wide.png"]
-    assert copies_of(facts) == [
+    assert duplicates_of(facts) == [
         ("leak", "val/fox/1.png", "test/fox/copy.bmp"),
         ("leak and contradiction", "train/fox/3.png", "test/hen/copy.png"),
         ("twice", "train/fox/4.png", "train/fox/5.png"),
@@ -116,8 +116,8 @@ def test_file_listed_twice(
         file, [dict(zip(("path", "label", "kg", "split"), each, strict=True)) for each in listed]
     )
     facts = facts_of(capsys, *options, code=code)
-    assert [each["kind"] for each in facts["copies"]] == kinds
-    assert [image["name"] for image in facts["copies"][0]["images"]] == [listed[-1][0]] * 2
+    assert [each["kind"] for each in facts["duplicates"]] == kinds
+    assert [image["name"] for image in facts["duplicates"][0]["images"]] == [listed[-1][0]] * 2
 
 
 def test_duplicates_across_folds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_duplicates_across_folds(tmp_path: Path, capsys: pytest.CaptureFixture[s
     options = [(*FOLDER, "data.folds=3", f"data.fold={fold}") for fold in range(3)]
     found = [facts_of(capsys, *each, code=EXIT_FAILED) for each in options]
     leaks = [
-        {copy[1].replace("c.", ".") for copy in copies_of(facts) if copy[0] == "leak"}
+        {copy[1].replace("c.", ".") for copy in duplicates_of(facts) if copy[0] == "leak"}
         for facts in found
     ]
     assert set() < leaks[0] == leaks[1] == leaks[2]  # whichever fold is tested
@@ -140,9 +140,9 @@ def test_duplicates_across_folds(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> Path:
-    """Tiles of the sample photographs of scikit-learn in three splits, with near copies of some."""
+    """Tiles of the sample photographs in three splits, with near-duplicates of some."""
     root, draws = tmp_path / "photographs", np.random.default_rng(0)
-    for number, image in enumerate(near_copies.tiles()[4:64:2]):
+    for number, image in enumerate(near_duplicates.tiles()[4:64:2]):
         split, name = ("train", "val", "test")[number // 10], ("fox", "hen")[number % 2]
         path = root / split / name / f"{number:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def photographs(tmp_path: Path) -> Path:
         ("train/hen/09.png", "darker by 40 %", "train/fox/dark.png"),
         ("test/fox/22.png", "twice the size", "test/fox/thin.png"),
     ):
-        near_copies.EDITS[edit](Image.open(root / source), draws).save(root / copy)
+        near_duplicates.EDITS[edit](Image.open(root / source), draws).save(root / copy)
     return root
 
 
@@ -163,7 +163,7 @@ PHOTOGRAPHS = ("data=image_folder", "data.root=photographs", "data.image_size=16
 def test_near_duplicates(photographs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(photographs / "val" / "fox" / "10.png", photographs / "val" / "fox" / "twice.png")
     facts = facts_of(capsys, *PHOTOGRAPHS, code=EXIT_FAILED)
-    assert copies_of(facts) == [
+    assert duplicates_of(facts) == [
         ("contradiction", "train/fox/dark.png", "train/hen/09.png"),
         ("leak", "train/fox/06.png", "test/fox/half.png"),
         ("leak and contradiction", "train/hen/07.png", "val/fox/crop.png"),
@@ -171,7 +171,7 @@ def test_near_duplicates(photographs: Path, capsys: pytest.CaptureFixture[str]) 
         ("twice", "val/fox/10.png", "val/fox/twice.png"),
     ]
     found = facts_of(capsys, *PHOTOGRAPHS, "data.near_duplicates=0")
-    assert copies_of(found) == [("twice", "val/fox/10.png", "val/fox/twice.png")]
+    assert duplicates_of(found) == [("twice", "val/fox/10.png", "val/fox/twice.png")]
 
 
 def test_near_duplicates_within_group(photographs: Path) -> None:
@@ -182,8 +182,8 @@ def test_near_duplicates_within_group(photographs: Path) -> None:
         for split, images in splits.parts.items()
     }
     inspection = inspect(replace(splits, **parts), lambda *_: None, is_near=True)
-    copies = find_copies(inspection, (), 0.1, lambda *_: None)
-    found = {each.kind: [image.name for image in each.images] for each in copies}
+    duplicates = find_duplicates(inspection, (), 0.1, lambda *_: None)
+    found = {each.kind: [image.name for image in each.images] for each in duplicates}
     assert "near" not in found
     assert found["leak"] == ["train/fox/06.png", "test/fox/half.png"]  # a group in two splits leaks
 

@@ -90,13 +90,13 @@ def test_resolve_pretrained_preprocessing(
     )
     pretrained_view._view_of.cache_clear()
     config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
-    settled = build.settle_config(config)
+    settled = build.resolve_config(config)
     view = settled.data.arguments()
     assert (view["crop_percent"], view["interpolation"]) == expected
     # the numbers stay, whatever the library becomes
     monkeypatch.setattr(pretrained_view.processes, "call", None)
     pretrained_view._view_of.cache_clear()
-    assert build.settle_config(settled) == settled
+    assert build.resolve_config(settled) == settled
 
 
 def test_load_other_version(tmp_path: Path) -> None:
@@ -122,6 +122,7 @@ GONE = object()
             {
                 "trainer.cudnn_search": True,
                 "trainer.loads": "auto",
+                "trainer.worker_weights": GONE,
                 "compile": "reduce-overhead",
                 "notify": {"command": "./tell", "timeout_s": 10.0},
                 "launcher.mode": "sequential",

@@ -70,5 +70,5 @@ def test_errors_parsed(text: object, errors: list[Error]) -> None:
 
 
 def test_codes_in_docs() -> None:
-    _, table = (ROOT / "docs" / "json.md").read_text().split("## Errors")
+    _, table = (ROOT / "docs" / "python.md").read_text().split("## Errors")
     assert re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE) == [*get_args(Code)]

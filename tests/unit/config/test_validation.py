@@ -712,7 +712,7 @@ def test_resume_same_command() -> None:
 def test_resume_auto_preprocessing() -> None:
     """`auto` means the preprocessing that the run has."""
     texts = ["data=image_folder", "data.root=x"]
-    saved = build.settle_config(config_of(*texts))
+    saved = build.resolve_config(config_of(*texts))
     assert resumed(saved, *texts, "resume=x") == saved
     with pytest.raises(ConfigError, match=r"this run has 1\.0") as caught:
         resumed(saved, *texts, "data.crop_percent=0.5", "resume=x")
@@ -726,13 +726,13 @@ def test_scale_with_workers() -> None:
     config = config_of(
         "scale_with_workers=true", "strategy=cpu", "trainer.devices=3", "optimizer.lr=0.1"
     )
-    scaled = build.settle_config(config)
+    scaled = build.resolve_config(config)
     assert (scaled.global_batch_size, scaled.optimizer.lr) == (
         3 * config.global_batch_size,
         pytest.approx(0.3),
     )
-    assert build.settle_config(scaled) == scaled
-    assert build.settle_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
+    assert build.resolve_config(scaled) == scaled
+    assert build.resolve_config(config_of("trainer.devices=3")) == config_of("trainer.devices=3")
 
 
 def test_fingerprint() -> None:
@@ -747,12 +747,12 @@ def test_fingerprint() -> None:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    config_file.save(config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]"), path)
+    config_file.save(config_of("optimizer=adamw", "name='1e5'", "trainer.worker_weights=[1]"), path)
     return path
 
 
 def test_save_and_load(saved: Path) -> None:
-    config = config_of("optimizer=adamw", "name='1e5'", "trainer.loads=[1]")
+    config = config_of("optimizer=adamw", "name='1e5'", "trainer.worker_weights=[1]")
     assert config_file.load(saved) == config
     assert config_file.fingerprint(config_file.load(saved)) == config_file.fingerprint(config)
 

@@ -37,7 +37,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("asked", [None, 1])
 def test_adapt_multi_node_run(asked: int | None) -> None:
     tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
-    tree["trainer"] |= {"num_nodes": 2, "devices": 3, "loads": [1, 2, 0, 1, 1, 1]}
+    tree["trainer"] |= {"num_nodes": 2, "devices": 3, "worker_weights": [1, 2, 0, 1, 1, 1]}
     here = saved_run.adapt_to_machine(Config.model_validate(tree), devices=asked, strategy=None)
     assert resolve_workers(check_tree(to_tree(here))).world_size == (asked or 3)
 
@@ -60,7 +60,7 @@ def test_adapt_run_to_launcher(
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
-    tree["trainer"] |= {"devices": 3, "loads": [1, 2, 0]}
+    tree["trainer"] |= {"devices": 3, "worker_weights": [1, 2, 0]}
     saved, world = Config.model_validate(tree), outer_world(os.environ)
     for devices in (None, 2):
         workers = resolve_workers(
@@ -130,7 +130,7 @@ WORKERS = [
     (4, {}, {**ON_CPU, "devices": 8}, Workers(8, 8, 1, ())),
     (1, {}, {"backend": "nccl"}, Workers(1, 1, 1, (0,))),
     (1, {}, {"is_compiled": True}, Workers(1, 1, 1, (0,))),
-    (2, {}, {"loads": [2, 0]}, Workers(2, 2, 1, (0, 1))),
+    (2, {}, {"worker_weights": [2, 0]}, Workers(2, 2, 1, (0, 1))),
     (4, torchrun(8, 4), {}, Workers(8, 4, 1, (0, 1, 2, 3))),
     (4, torchrun(8, 4), {"num_nodes": 2}, Workers(8, 4, 2, (0, 1, 2, 3))),
     (4, torchrun(8, 4), {"num_nodes": 2, "devices": 4}, Workers(8, 4, 2, (0, 1, 2, 3))),
@@ -145,7 +145,7 @@ WORKERS = [
     (1, srun(4, 2, "2(x2)"), {"num_nodes": 2}, Workers(4, 2, 2, (0, 0))),
     (1, srun(4, 2, "2(x2)"), {"num_nodes": 2, "devices": 2}, Workers(4, 2, 2, (0, 0))),
     (1, srun(4, 2, "2(x2)"), {}, Workers(4, 2, 1, (0, 0))),
-    (1, srun(7, 3, "3(x2),1", 0), {"loads": [1] * 7}, Workers(7, 3, 1, (0, 0, 0))),
+    (1, srun(7, 3, "3(x2),1", 0), {"worker_weights": [1] * 7}, Workers(7, 3, 1, (0, 0, 0))),
     (1, srun(7, 3, "3(x2),1", 1), {}, Workers(7, 3, 1, (0, 0, 0))),
     (1, srun(7, 1, "3(x2),1", 2), {}, Workers(7, 1, 1, (0,))),
     # tasks that see the same GPUs
@@ -164,8 +164,14 @@ ERRORS = [
     (0, {}, {"backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
     (1, {}, {**ON_CPU, "backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
     (0, {}, {"is_compiled": True}, "compile=true", "C++ compiler"),
-    (2, {}, {"loads": [2, 1, 1]}, "trainer.loads=[2,1,1]", "3 entries for 2 workers"),
-    (2, {}, {"loads": [0, 0]}, "trainer.loads=[0,0]", "no load above 0"),
+    (
+        2,
+        {},
+        {"worker_weights": [2, 1, 1]},
+        "trainer.worker_weights=[2,1,1]",
+        "3 entries for 2 workers",
+    ),
+    (2, {}, {"worker_weights": [0, 0]}, "trainer.worker_weights=[0,0]", "no weight above 0"),
     (4, {}, {"num_nodes": 2}, "trainer.num_nodes=2", "torchrun --nnodes=2"),
     (0, srun(1), {"devices": 2}, "trainer.devices=2", "srun --nodes=1 --ntasks-per-node=2"),
     (0, torchrun(3), {"devices": 2}, "trainer.devices=2", "torchrun --nproc-per-node=2"),
@@ -244,10 +250,10 @@ def test_process_limit(
     [
         (0, {}, "needs GPUs"),
         (2, {}, None),
-        (2, {"loads": [2, 1]}, None),
+        (2, {"worker_weights": [2, 1]}, None),
         (2, {"is_compiled": True}, "compile=true"),
         (2, {"backend": "gloo"}, "strategy.process_group_backend=gloo"),
-        (2, {"loads": [0, 1]}, "trainer.loads=[0,1]"),
+        (2, {"worker_weights": [0, 1]}, "trainer.worker_weights=[0,1]"),
     ],
 )
 def test_cuda_graphs(machine: Machine, num_gpus: int, settings: Any, problem: str | None) -> None:

@@ -153,7 +153,7 @@ def test_reference_digest(augment: Augment, digest: str) -> None:
 @given(
     plain=st.sampled_from([ALL_PARTS, PHOTOGRAPHS, *BY_INDEX.values()]),
     size=st.integers(1, 40),
-    loads=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
+    worker_weights=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
     step=st.integers(0, 9),
     channels=st.sampled_from([1, 2, 3, 4]),
     mixed=st.sampled_from([(0.0, 0.0), (0.5, 0.0), (0.0, 1.0), (0.5, 1.0)]),
@@ -161,7 +161,7 @@ def test_reference_digest(augment: Augment, digest: str) -> None:
 def test_any_shards(
     plain: Augment,
     size: int,
-    loads: list[int],
+    worker_weights: list[int],
     step: int,
     channels: int,
     mixed: tuple[float, float],
@@ -169,8 +169,8 @@ def test_any_shards(
     augment = replace(plain, fill=OFF.fill[:channels], mixup=mixed[0], cutmix=mixed[1])
     images = random_images(size, channels, 8, 9)
     expected = augment(batch_of(augment, images, Shard(2, step, step, size, 0, size, size)))
-    for rank in range(len(loads)):
-        low, high = interval(size, loads, rank)
+    for rank in range(len(worker_weights)):
+        low, high = interval(size, worker_weights, rank)
         shard = Shard(2, step, step, size, low, high, size)
         found = augment(batch_of(augment, images, shard))
         assert found.shard == shard

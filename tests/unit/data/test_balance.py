@@ -54,12 +54,12 @@ def test_epoch_balanced(counts: list[int], balance: float, epoch: int) -> None:
     st.booleans(),
     st.integers(0, 3),
 )
-def test_balanced_any_ranks(loads: list[int], with_partner: bool, epoch: int) -> None:
+def test_balanced_any_ranks(worker_weights: list[int], with_partner: bool, epoch: int) -> None:
     cut = Plan(
         micro_batch_size=6, accumulate_grad_batches=2, order=NINE_TO_ONE, with_partner=with_partner
     )
     alone = list(cut.of(epoch=epoch))
-    parts = [cut.of(rank, loads, epoch=epoch) for rank in range(len(loads))]
+    parts = [cut.of(rank, worker_weights, epoch=epoch) for rank in range(len(worker_weights))]
     for part in parts:
         part.seek(epoch, 3)  # as a resume does
     drawn_alone = torch.cat([plan_draws(indices, shard) for indices, shard in alone])

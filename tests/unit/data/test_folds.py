@@ -15,10 +15,10 @@ from torch.utils.data import Subset
 from lockstep.assembly.run_parts import refuse_unfit_images, source
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
-from lockstep.data.cuts import Uncut, cut
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
 from lockstep.data.splits import Fold, Images, Splits
+from lockstep.data.splitting import Unsplit, split_images
 from tests.support.image_files import read, write_folder, write_image
 from tests.support.sources import SETTINGS, Turned
 
@@ -28,8 +28,8 @@ from tests.support.sources import SETTINGS, Turned
 def test_folds_as_scikit_learn(counts: list[int], num_folds: int, seed: int) -> None:
     classes = np.repeat(np.arange(len(counts)), counts)
     names = [f"{number}.png" for number in range(len(classes))]
-    images = Uncut(names, classes, seed)
-    parts = [cut(images, {}, Fold(number, num_folds)) for number in range(num_folds)]
+    images = Unsplit(names, classes, seed)
+    parts = [split_images(images, {}, Fold(number, num_folds)) for number in range(num_folds)]
     cuts = [(part["train"], part["test"]) for part in parts]
     assert sorted(np.concatenate([tested for _, tested in cuts])) == list(range(len(classes)))
     oracle = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(names, classes)

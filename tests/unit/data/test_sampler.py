@@ -38,9 +38,11 @@ def put_together(shards: list[list[ShardIndices]] | list[list[Batch]]) -> list[l
 
 @repeatable
 @given(PLANS, LOADS, st.integers(0, 3))
-def test_any_ranks(plan: Plan, loads: list[int], epoch: int) -> None:
+def test_any_ranks(plan: Plan, worker_weights: list[int], epoch: int) -> None:
     alone = list(plan.of(epoch=epoch))
-    shards = [list(plan.of(rank, loads, epoch=epoch)) for rank in range(len(loads))]
+    shards = [
+        list(plan.of(rank, worker_weights, epoch=epoch)) for rank in range(len(worker_weights))
+    ]
     assert put_together(shards) == put_together([alone])
     for parts in shards:
         for (indices, shard), (_, whole) in zip(parts, alone, strict=True):
@@ -76,7 +78,7 @@ def test_single_last_sample_taken_in(plan: Plan) -> None:
 
 @repeatable
 @given(PLANS, LOADS)
-def test_any_micro_batches(plan: Plan, loads: list[int]) -> None:
+def test_any_micro_batches(plan: Plan, worker_weights: list[int]) -> None:
     """The positions of a shard are those in the global batch; a partner is the next one there."""
     plan = replace(plan, num_batches=None)
     step_size = plan.micro_batch_size * plan.accumulate_grad_batches
@@ -84,7 +86,11 @@ def test_any_micro_batches(plan: Plan, loads: list[int]) -> None:
     steps = [indices.tolist() for indices, _ in whole.of()]
     read: list[list[int]] = [[] for _ in steps]
     for parts in zip(
-        *(replace(plan, with_partner=True).of(r, loads) for r in range(len(loads))), strict=True
+        *(
+            replace(plan, with_partner=True).of(r, worker_weights)
+            for r in range(len(worker_weights))
+        ),
+        strict=True,
     ):
         for indices, shard in parts:
             step = steps[shard.step]
@@ -106,17 +112,21 @@ def test_limit(plan: Plan, limit: int) -> None:
 
 @repeatable
 @given(PLANS, LOADS)
-def test_lengths(plan: Plan, loads: list[int]) -> None:
-    shards = [list(plan.of(rank, loads)) for rank in range(len(loads))]
+def test_lengths(plan: Plan, worker_weights: list[int]) -> None:
+    shards = [list(plan.of(rank, worker_weights)) for rank in range(len(worker_weights))]
     for rank, read in enumerate(shards):
-        assert len(plan.of(rank, loads)) == len(plan.loader(rank, loads)) == len(read)
+        assert (
+            len(plan.of(rank, worker_weights))
+            == len(plan.loader(rank, worker_weights))
+            == len(read)
+        )
     assert plan.of().num_epoch_samples == sum(len(batch) for batch in put_together(shards))
 
 
 @repeatable
 @given(PLANS, LOADS)
-def test_group_size(plan: Plan, loads: list[int]) -> None:
-    shards = [shard for _, shard in plan.of(len(loads) - 1, loads)]
+def test_group_size(plan: Plan, worker_weights: list[int]) -> None:
+    shards = [shard for _, shard in plan.of(len(worker_weights) - 1, worker_weights)]
     for start in range(0, len(shards), plan.accumulate_grad_batches):
         group = shards[start : start + plan.accumulate_grad_batches]
         assert {shard.group_size for shard in group} == {sum(shard.size for shard in group)}
@@ -138,8 +148,8 @@ def test_order_without_seed(epoch: int) -> None:
 
 @repeatable
 @given(PLANS, LOADS)
-def test_loader_pixels_and_labels(plan: Plan, loads: list[int]) -> None:
-    for batch in plan.loader(len(loads) - 1, loads):
+def test_loader_pixels_and_labels(plan: Plan, worker_weights: list[int]) -> None:
+    for batch in plan.loader(len(worker_weights) - 1, worker_weights):
         assert torch.equal(batch.inputs[:, 0, 0, 0].long(), batch.indices)
         assert torch.equal(batch.targets, 2 * batch.indices)
 
@@ -148,7 +158,7 @@ def test_loader_pixels_and_labels(plan: Plan, loads: list[int]) -> None:
 @given(PLANS, LOADS, LOADS, st.integers(0, 3), st.booleans(), st.data())
 def test_resume_other_ranks(
     plan: Plan,
-    loads: list[int],
+    worker_weights: list[int],
     other_loads: list[int],
     epoch: int,
     is_told: bool,
@@ -157,8 +167,8 @@ def test_resume_other_ranks(
     batches = list(plan.of(epoch=epoch))
     position = data.draw(st.integers(1, len(batches)), label="batches before the stop")
     states = []
-    for rank in range(len(loads)):
-        loader = plan.loader(rank, loads, epoch=epoch)
+    for rank in range(len(worker_weights)):
+        loader = plan.loader(rank, worker_weights, epoch=epoch)
         for _ in zip(range(position), loader, strict=False):
             pass
         states.append(loader.state_dict())

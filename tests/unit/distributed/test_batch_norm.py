@@ -39,10 +39,10 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A layer, its input, and the loads of the ranks."""
+    """A layer, its input, and the worker weights."""
 
     kind: str
-    loads: tuple[int, ...]
+    worker_weights: tuple[int, ...]
     variant: str = "plain"
     dtype: torch.dtype = torch.float64
     is_channels_last: bool = False
@@ -117,28 +117,35 @@ def trained_shards(case: Case) -> list[Result]:
 
     def train(rank: int) -> Result:
         layer = ExactBatchNorm().apply(case.layer())
-        return trained(case, layer, *interval(NUM_SAMPLES, case.loads, rank))
+        return trained(case, layer, *interval(NUM_SAMPLES, case.worker_weights, rank))
 
-    with VirtualShards(len(case.loads), [1], 1) as ranks:
+    with VirtualShards(len(case.worker_weights), [1], 1) as ranks:
         return ranks.run(train)
 
 
 EXACT = [
-    *(Case(kind, tuple(loads)) for kind in LAYERS for loads in LOADS),
+    *(Case(kind, tuple(worker_weights)) for kind in LAYERS for worker_weights in LOADS),
     *(
-        Case("2d", tuple(loads), variant)
+        Case("2d", tuple(worker_weights), variant)
         for variant in VARIANTS
         if variant != "plain"
-        for loads in LOADS
+        for worker_weights in LOADS
     ),
-    *(Case("2d", tuple(loads), is_channels_last=True) for loads in LOADS),
+    *(Case("2d", tuple(worker_weights), is_channels_last=True) for worker_weights in LOADS),
 ]
-FAR = [Case("2d", tuple(loads), dtype=torch.float32, offset=3000.0) for loads in LOADS]
+FAR = [
+    Case("2d", tuple(worker_weights), dtype=torch.float32, offset=3000.0)
+    for worker_weights in LOADS
+]
 AUTOCAST = [
     Case(
-        "2d", tuple(loads), dtype=torch.float32, is_autocast=True, is_channels_last=is_channels_last
+        "2d",
+        tuple(worker_weights),
+        dtype=torch.float32,
+        is_autocast=True,
+        is_channels_last=is_channels_last,
     )
-    for loads in LOADS
+    for worker_weights in LOADS
     for is_channels_last in (False, True)
 ]
 

@@ -41,11 +41,13 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
-@pytest.mark.parametrize("loads", [(3, 1), (2, 0, 1)], ids=str)
-def test_any_shards(loads: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("worker_weights", [(3, 1), (2, 0, 1)], ids=str)
+def test_any_shards(worker_weights: tuple[int, ...]) -> None:
     loss, gradients = loss_of(network(), 0, NUM_SAMPLES)
-    with VirtualShards(len(loads), [1], 1) as ranks:
-        found = ranks.run(lambda rank: loss_of(network(), *interval(NUM_SAMPLES, loads, rank)))
+    with VirtualShards(len(worker_weights), [1], 1) as ranks:
+        found = ranks.run(
+            lambda rank: loss_of(network(), *interval(NUM_SAMPLES, worker_weights, rank))
+        )
     for its_loss, _ in found:
         torch.testing.assert_close(its_loss, loss, rtol=1e-13, atol=0)
     for parts, expected in zip(

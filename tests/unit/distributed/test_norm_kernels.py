@@ -45,7 +45,7 @@ class Case:
     momentum: float | None = 0.1
     offset: float = 2.0
     nan: str = ""
-    loads: tuple[int, ...] = (1,)
+    worker_weights: tuple[int, ...] = (1,)
 
     def layer(self) -> BatchNorm2d:
         layer = BatchNorm2d(self.shape[1], affine=self.affine, momentum=self.momentum)
@@ -123,10 +123,10 @@ def computed(cases: list[Case]) -> list[Result]:
     normalize = kernels.Normalize.apply
     for case in cases:
         layer, calls = case.layer(), []
-        if len(case.loads) > 1:
+        if len(case.worker_weights) > 1:
             layer = ExactBatchNorm().apply(layer)
         kernels.Normalize.apply = lambda *args, calls=calls: calls.append(args) or normalize(*args)
-        lo, hi = interval(case.shape[0], list(case.loads), dist.get_rank())
+        lo, hi = interval(case.shape[0], list(case.worker_weights), dist.get_rank())
         results.append(Result(*trained(case, layer, lo, hi, case.dtype), num_launches=len(calls)))
     return results
 
@@ -139,7 +139,7 @@ CASES = [
     *(Case(nan="x"), Case(nan="residual")),
 ]
 SPLIT = [
-    Case(dtype=dtype, has_residual=has, momentum=momentum, loads=LOADS)
+    Case(dtype=dtype, has_residual=has, momentum=momentum, worker_weights=LOADS)
     for dtype, has, momentum in ((torch.float32, True, 0.1), (torch.bfloat16, False, None))
 ]
 
@@ -192,26 +192,30 @@ def test_kernels_as_float64(case: Case, results: dict[Case, list[Result]]) -> No
 def test_any_shards(case: Case, results: dict[Case, list[Result]]) -> None:
     parts = results[case]
     check(case, parts)
-    assert [part.num_launches > 0 for part in parts] == [load > 0 for load in case.loads]
+    assert [part.num_launches > 0 for part in parts] == [load > 0 for load in case.worker_weights]
     for part in parts:
         assert all(
             torch.equal(part.buffers[name], value) for name, value in parts[0].buffers.items()
         )
 
 
-def of_one_value(loads: list[int]) -> bool:
+def of_one_value(worker_weights: list[int]) -> bool:
     interpreted()
-    layer = BatchNorm2d(3) if len(loads) == 1 else SyncBatchNorm(3)
+    layer = BatchNorm2d(3) if len(worker_weights) == 1 else SyncBatchNorm(3)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training"):
-        layer(torch.ones(1, 3, 1, 1)[slice(*interval(1, loads, dist.get_rank()))], relu=True)
+        layer(
+            torch.ones(1, 3, 1, 1)[slice(*interval(1, worker_weights, dist.get_rank()))], relu=True
+        )
     return torch.equal(layer.state_dict()["running_mean"], torch.zeros(3))
 
 
 @needs_triton
 @pytest.mark.processes
-@pytest.mark.parametrize("loads", [[1], [0, 1, 0]])
-def test_single_value_per_channel_refused(ranks: Ranks, loads: list[int]) -> None:
-    assert ranks.run(len(loads), of_one_value, loads) == [True] * len(loads)
+@pytest.mark.parametrize("worker_weights", [[1], [0, 1, 0]])
+def test_single_value_per_channel_refused(ranks: Ranks, worker_weights: list[int]) -> None:
+    assert ranks.run(len(worker_weights), of_one_value, worker_weights) == [True] * len(
+        worker_weights
+    )
 
 
 # -- machine code ----------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_uniform_by_index() -> None:
 @repeatable
 @given(
     size=st.integers(1, 40),
-    loads=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
+    worker_weights=st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any),
     p=st.floats(0, 1),
     shape=st.sampled_from([(6,), (3, 4), (3, 2, 2)]),
     per_channel=st.booleans(),
@@ -100,7 +100,7 @@ def test_uniform_by_index() -> None:
 )
 def test_dropout_any_shards(
     size: int,
-    loads: list[int],
+    worker_weights: list[int],
     p: float,
     shape: tuple[int, ...],
     per_channel: bool,
@@ -111,8 +111,8 @@ def test_dropout_any_shards(
     x = torch.randn(size, *shape, generator=generator("x"))
     with mock.patch.object(rng, "CPU_BLOCK", block):
         parts = []
-        for rank in range(len(loads)):
-            lo, hi = interval(size, loads, rank)
+        for rank in range(len(worker_weights)):
+            lo, hi = interval(size, worker_weights, rank)
             parts.append(dropped(layer, x[lo:hi], Shard(2, step, step, size, lo, hi, size)))
         assert torch.equal(torch.cat(parts), dropped(layer, x, whole(size, epoch=2, step=step)))
 
@@ -213,12 +213,14 @@ def test_replace_dropout() -> None:
     [(StochasticDepth(0.3, "row"), 1 / 0.7), (DropPath(0.3), 1 / 0.7), (DropPath(0.3, False), 1.0)],
     ids=str,
 )
-@pytest.mark.parametrize("loads", [[2, 0, 1]])
-def test_stochastic_depth_any_shards(layer: nn.Module, scale: float, loads: list[int]) -> None:
+@pytest.mark.parametrize("worker_weights", [[2, 0, 1]])
+def test_stochastic_depth_any_shards(
+    layer: nn.Module, scale: float, worker_weights: list[int]
+) -> None:
     (exact,) = replace_dropout(nn.Sequential(layer), seed=7)
     x = 1 + torch.rand(30, 2, 3, generator=generator("x"))
     y = dropped(exact, x, whole(30))
-    intervals = [interval(30, loads, rank) for rank in range(len(loads))]
+    intervals = [interval(30, worker_weights, rank) for rank in range(len(worker_weights))]
     parts = [dropped(exact, x[lo:hi], Shard(0, 0, 0, 30, lo, hi, 30)) for lo, hi in intervals]
     assert torch.equal(torch.cat(parts), y)
     kept = y.flatten(1).any(1).view(-1, 1, 1)

@@ -25,8 +25,10 @@ def expression(lo: int, hi: int) -> Term:
 
 @repeatable
 @given(st.integers(1, 40), st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any))
-def test_any_shards(num_parts: int, loads: list[int]) -> None:
-    ranges = [range(*interval(num_parts, loads, rank)) for rank in range(len(loads))]
+def test_any_shards(num_parts: int, worker_weights: list[int]) -> None:
+    ranges = [
+        range(*interval(num_parts, worker_weights, rank)) for rank in range(len(worker_weights))
+    ]
     spans = [span for own in ranges for span in largest_subtrees((0, num_parts), own)]
     terms: Any = {span: expression(*span) for span in spans}
     assert add_tree((0, num_parts), terms) == expression(0, num_parts)

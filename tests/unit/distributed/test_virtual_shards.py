@@ -27,7 +27,7 @@ def test_error_ends_all() -> None:
 
 def test_split_batch() -> None:
     shards = VirtualShards(4, [1], 1)
-    parts = shards.cut(batch(6))
+    parts = shards.split(batch(6))
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2], [3, 4], [5]]
     assert [(part.shard.lo, part.shard.hi) for part in parts] == [
         (10, 12),
@@ -35,10 +35,10 @@ def test_split_batch() -> None:
         (13, 15),
         (15, 16),
     ]
-    assert [len(part.indices) for part in shards.cut(batch(2))] == [1, 0, 1, 0]
+    assert [len(part.indices) for part in shards.split(batch(2))] == [1, 0, 1, 0]
     odd = batch(6)
-    odd = odd._replace(shard=odd.shard._replace(size=40))  # of other loads
-    assert shards.cut(odd) == [odd]
+    odd = odd._replace(shard=odd.shard._replace(size=40))  # of other worker_weights
+    assert shards.split(odd) == [odd]
 
 
 def test_average_gradients() -> None:

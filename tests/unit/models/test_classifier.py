@@ -56,12 +56,12 @@ def images(num_samples: int) -> ShardDataset:
 def loader(
     num_samples: int,
     rank: int = 0,
-    loads: list[int] | None = None,
+    worker_weights: list[int] | None = None,
     *,
     accumulate_grad_batches: int = 1,
 ) -> ShardLoader:
     plan = Plan(num_samples, 4, accumulate_grad_batches, shuffle_seed=None)
-    return ShardLoader(images(num_samples), plan.of(rank, loads))
+    return ShardLoader(images(num_samples), plan.of(rank, worker_weights))
 
 
 def training_batches() -> GlobalBatches:
@@ -75,7 +75,7 @@ def training_batches() -> GlobalBatches:
         accumulate_grad_batches=2,
         shuffle_seed=3,
         rank=0,
-        loads=[1],
+        worker_weights=[1],
         num_batches=9,
     )
 
@@ -91,17 +91,17 @@ def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
 # -- the loss --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loads", SPLITS)
+@pytest.mark.parametrize("worker_weights", SPLITS)
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
 def test_loss_gradient_any_shards(
-    loads: list[int], num_micro_batches: int, smoothing: float
+    worker_weights: list[int], num_micro_batches: int, smoothing: float
 ) -> None:
     """The last group is incomplete; its last micro-batch leaves ranks without samples."""
-    module, world_size = classifier(smoothing=smoothing), len(loads)
+    module, world_size = classifier(smoothing=smoothing), len(worker_weights)
     a_rank = cast(collectives.VirtualRank, SimpleNamespace(world_size=world_size))
     per_rank = [
-        list(loader(26, rank, loads, accumulate_grad_batches=num_micro_batches))
+        list(loader(26, rank, worker_weights, accumulate_grad_batches=num_micro_batches))
         for rank in range(world_size)
     ]
     micro_steps = list(zip(*per_rank, strict=True))

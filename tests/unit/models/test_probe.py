@@ -38,10 +38,10 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(features), torch.tensor(classes)
 
 
-def batch_of(targets: Tensor, rank: int = 0, loads: tuple[int, ...] = (1,)) -> Batch:
+def batch_of(targets: Tensor, rank: int = 0, worker_weights: tuple[int, ...] = (1,)) -> Batch:
     batches = GlobalBatches(
         NUM_TRAIN, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3,
-        rank=rank, loads=loads, num_batches=None,
+        rank=rank, worker_weights=worker_weights, num_batches=None,
     )  # fmt: skip
     (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches)
     return batch
@@ -133,14 +133,14 @@ def test_head_number(l2: float) -> None:
 
 
 def test_head_any_ranks() -> None:
-    task, classes, loads = (
+    task, classes, worker_weights = (
         modules.classification(0.0, [3.0, *[1.0] * 8, 0.5]),
         digits()[1][:NUM_TRAIN],
         (2, 0, 1),
     )
     weight, bias = fitted(task, classes, 10, 0.1)
-    with VirtualShards(len(loads), [1], 1) as ranks:
-        found = ranks.run(lambda rank: fitted(task, classes, 10, 0.1, rank, loads))
+    with VirtualShards(len(worker_weights), [1], 1) as ranks:
+        found = ranks.run(lambda rank: fitted(task, classes, 10, 0.1, rank, worker_weights))
     for its_weight, its_bias in found:
         torch.testing.assert_close(its_weight, weight, rtol=0, atol=1e-10)
         torch.testing.assert_close(its_bias, bias, rtol=0, atol=1e-9)

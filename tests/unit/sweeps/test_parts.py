@@ -34,7 +34,7 @@ from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, command, job_pool
 from lockstep.sweeps.command import open_ledger
 from lockstep.sweeps.course import Course, Grid
-from lockstep.sweeps.devices import Devices, Machine, Need, Shard, need, num_parallel
+from lockstep.sweeps.devices import Devices, DeviceSlot, Machine, Need, need, num_parallel
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.pool import Pool, Running, environ_of
 from lockstep.sweeps.views import View
@@ -117,7 +117,7 @@ def test_need_too_many_gpus(devices: object, words: str) -> None:
 def test_devices_disjoint_and_all_used(machine: Machine, kind: str) -> None:
     draw = random.Random(0)
     devices = Devices(machine, num_parallel=4)
-    running: list[Shard] = []
+    running: list[DeviceSlot] = []
     used: set[object] = set()
     for _ in range(500):
         count = draw.choice([1, 1, 2, 4])
@@ -341,7 +341,7 @@ def test_failed_sweep_saves_trials(tmp_path: Path) -> None:
 
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
-    pool.running.append(Running(ledger.trials[0], Shard((), (0,), 1, False), process))
+    pool.running.append(Running(ledger.trials[0], DeviceSlot((), (0,), 1, False), process))
     course = Course(ledger, Fails([]), pool, view, 1, "train")
     with pytest.raises(OSError, match="disk full"):
         course.run()

@@ -105,7 +105,7 @@ def expected(kind: str) -> dict[str, float]:
     }
 
 
-def scores_of_shards(kind: str, loads: list[int], rank: int = 0) -> dict[str, float]:
+def scores_of_shards(kind: str, worker_weights: list[int], rank: int = 0) -> dict[str, float]:
     """Those of all ranks, each with its shard of every batch of ten."""
     task, outputs, targets = made_up(kind)
     scores = Scores({name: make() for name, make in METRICS[kind].items()})
@@ -114,7 +114,7 @@ def scores_of_shards(kind: str, loads: list[int], rank: int = 0) -> dict[str, fl
     for _ in range(2):  # the second pass counts from zero
         scores.start(CPU)
         for positions in torch.arange(NUM_SAMPLES).split(10):
-            lo, hi = interval(len(positions), loads, rank)
+            lo, hi = interval(len(positions), worker_weights, rank)
             update(scores, task, outputs, targets, positions[lo:hi])
         found = scores.compute("val", NUM_SAMPLES)
     return {name.removeprefix("val/"): value for name, value in found.items()}
@@ -128,13 +128,13 @@ def test_metrics_as_scikit_learn(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")  # of a rank without samples
-@pytest.mark.parametrize("loads", [[3, 1], [2, 0, 1]])
+@pytest.mark.parametrize("worker_weights", [[3, 1], [2, 0, 1]])
 @pytest.mark.parametrize("kind", METRICS)
-def test_metrics_any_ranks(kind: str, loads: list[int]) -> None:
+def test_metrics_any_ranks(kind: str, worker_weights: list[int]) -> None:
     """Also where a rank has nothing at all."""
     alone = scores_of_shards(kind, [1])
-    with VirtualShards(len(loads), [1], 1) as ranks:
-        results = ranks.run(lambda rank: scores_of_shards(kind, loads, rank))
+    with VirtualShards(len(worker_weights), [1], 1) as ranks:
+        results = ranks.run(lambda rank: scores_of_shards(kind, worker_weights, rank))
     for found in results:
         assert found == pytest.approx(alone, rel=1e-12 if kind == "numbers" else 1e-6, abs=1e-12)
 

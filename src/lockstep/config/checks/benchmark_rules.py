@@ -21,7 +21,7 @@ def errors(config: Config) -> Iterator[Error]:
             "is not for a benchmark, which starts new runs",
             "remove it",
         )
-    if config.has_own_module:
+    if config.has_custom_module:
         yield Error(
             "conflict",
             f"module._target_={config.module.target}",

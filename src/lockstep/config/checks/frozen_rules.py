@@ -17,7 +17,7 @@ def errors(config: Config) -> Iterator[Error]:
         "compile": config.compile
     }
     steps = {
-        "module": config.has_own_module,
+        "module": config.has_custom_module,
         "parameters": ",".join(config.parameters or ()),
         "callbacks": ",".join(
             key for key, each in config.callbacks.items() if each and "Averag" in each.target

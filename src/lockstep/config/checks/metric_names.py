@@ -42,8 +42,8 @@ def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
 def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(callback, dict):
         return callback
-    has_own_module = at(tree, ["module", "_target_"]) not in (None, CLASSIFIER)
-    sections = None if has_own_module else at(tree, ["task", "metrics"])
+    has_custom_module = at(tree, ["module", "_target_"]) not in (None, CLASSIFIER)
+    sections = None if has_custom_module else at(tree, ["task", "metrics"])
     metrics = {
         name: str(section.get("_target_"))
         for name, section in (sections.items() if isinstance(sections, dict) else ())
@@ -62,7 +62,7 @@ def targets(config: Config) -> dict[str, str]:
 
     The result is empty for a custom module, whose metrics are not known.
     """
-    if config.has_own_module:
+    if config.has_custom_module:
         return {}
     return {
         name: section.target for name, section in config.task.metrics.items() if section is not None
@@ -84,7 +84,7 @@ def names(config: Config) -> tuple[str, ...]:
 
     For a custom module, this is the one metric that it must log.
     """
-    if config.has_own_module:
+    if config.has_custom_module:
         return ("val/loss",)
     trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
     return (*(f"train/{name}" for name in trained), *(f"val/{name}" for name in validated))

@@ -78,7 +78,7 @@ def _feature_rules(config: Config) -> Iterator[Error]:
 
     Only the modules of these features are imported.
     """
-    if config.has_own_module:
+    if config.has_custom_module:
         from lockstep.config.checks import module_rules
 
         yield from module_rules.errors(config)
@@ -103,7 +103,7 @@ def _feature_rules(config: Config) -> Iterator[Error]:
 def _batch_rules(config: Config) -> Iterator[Error]:
     parts, size = config.trainer.accumulate_grad_batches, config.global_batch_size
     if size % parts:
-        fix = "a batch is cut into so many equal parts"
+        fix = "a batch is split into so many equal parts"
         yield Error(
             "range",
             f"trainer.accumulate_grad_batches={parts}",

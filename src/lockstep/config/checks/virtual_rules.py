@@ -31,7 +31,7 @@ def errors(config: Config) -> Iterator[Error]:
     settings = (
         ("compile", config.compile, False),
         ("trainer.graph", trainer.graph is True, False),
-        ("module", config.has_own_module, False),
+        ("module", config.has_custom_module, False),
     )
     for name, value, default in settings:
         if value != default:

@@ -55,7 +55,7 @@ def resolve_workers(config: Config) -> Workers:
         errors += _single_errors(config, workers) + _world_errors(workers, world)
         if world is None:
             errors += _number_errors(config, workers)
-    errors = (errors or _load_errors(config, workers)) + _device_errors(config, workers)
+    errors = (errors or _weight_errors(config, workers)) + _device_errors(config, workers)
     if config.cluster.name != "slurm":
         errors += _compiler_errors(config, workers)
     return replace(workers, errors=tuple(errors))
@@ -198,11 +198,13 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     """Refuse settings that a CUDA graph cannot capture: collectives of gloo, and empty shards."""
     if config.trainer.graph is not True:
         return []
-    loads, backend = config.trainer.loads, config.strategy.process_group_backend
+    backend = config.strategy.process_group_backend
+    worker_weights = config.trainer.worker_weights
+    weights_text = f"trainer.worker_weights={literal(worker_weights)}"
     settings = (
         (config.compile, "compile=true"),
         (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
-        (loads is not None and 0 in loads, f"trainer.loads={literal(loads)}"),
+        (worker_weights is not None and 0 in worker_weights, weights_text),
     )
     hint = "remove one of them, or use trainer.graph=auto"
     return [
@@ -253,23 +255,23 @@ def _number_errors(config: Config, workers: Workers) -> list[Error]:
     ]
 
 
-def _load_errors(config: Config, workers: Workers) -> list[Error]:
-    loads, count = config.trainer.loads, workers.world_size
-    if loads is None:
+def _weight_errors(config: Config, workers: Workers) -> list[Error]:
+    worker_weights, count = config.trainer.worker_weights, workers.world_size
+    if worker_weights is None:
         return []
-    typed = f"trainer.loads={literal(loads)}"
-    if len(loads) != count:
-        entries = plural(len(loads), "entry", "entries")
+    typed = f"trainer.worker_weights={literal(worker_weights)}"
+    if len(worker_weights) != count:
+        entries = plural(len(worker_weights), "entry", "entries")
         return [
             Error(
                 "range",
                 typed,
                 f"has {entries} for {plural(count, 'worker')}",
-                "give one load for each",
+                "give one weight for each worker",
             )
         ]
-    if sum(loads) == 0:
-        return [Error("value", typed, "has no load above 0", "give one to at least one worker")]
+    if sum(worker_weights) == 0:
+        return [Error("value", typed, "has no weight above 0", "give one to at least one worker")]
     return []
 
 

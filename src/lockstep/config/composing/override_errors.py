@@ -34,7 +34,7 @@ UNUSED += (
     "hydra.mode",
 )
 # The values of these settings may be lists.
-LISTS = ("trainer.devices", "trainer.loads", "data.target_columns")
+LISTS = ("trainer.devices", "trainer.worker_weights", "data.target_columns")
 
 
 def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -> Error | None:

@@ -34,7 +34,7 @@ GONE = (
     ("data", "_check_"),
 )
 # Earlier versions did not have these keys.
-OF_CUTS = {
+ADDED_KEYS = {
     IMAGE_FOLDER: ("group", "test_after"),
     IMAGE_LIST: ("group", "group_column", "date_column", "test_after"),
 }
@@ -123,14 +123,15 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("trainer"), dict):
         # Earlier versions did not have this key.
         tree["trainer"].setdefault("virtual_shards", None)
-        # This is the value for one worker. For several workers, numbers replaced it.
-        if tree["trainer"].get("loads") == "auto":
-            tree["trainer"]["loads"] = None
+        if "loads" in tree["trainer"]:
+            weights = tree["trainer"].pop("loads")
+            # "auto" was saved for one worker only. For several workers, numbers replaced it.
+            tree["trainer"]["worker_weights"] = None if weights == "auto" else weights
     for section in (tree.get("logger") or {}).values():
         if at(section, ["_target_"]) == "lockstep.callbacks.ResumableWandbLogger":
             section["_target_"] = "lightning.pytorch.loggers.WandbLogger"
             section["settings"] = {"console": "off", "silent": True, "x_disable_meta": True}
-    for key in OF_CUTS.get(str(at(tree, ["data", "_target_"])), ()):
+    for key in ADDED_KEYS.get(str(at(tree, ["data", "_target_"])), ()):
         tree["data"].setdefault(key, None)
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True

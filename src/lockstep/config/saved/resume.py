@@ -61,7 +61,7 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     """
     tree, unresolved = plain_tree(cfg)
     tree = metric_names.resolve_auto({**tree, "resume": None})
-    tree = keep_settled(tree, saved)
+    tree = keep_resolved(tree, saved)
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
@@ -73,7 +73,7 @@ def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
     return config
 
 
-def keep_settled(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
+def keep_resolved(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
     """Keep the values that a run resolved when it began.
 
     These are the preprocessing of its images, and the weights of balanced classes.

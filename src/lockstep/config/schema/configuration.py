@@ -49,7 +49,7 @@ class Config(Section):
     """Configuration of one run."""
 
     name: Annotated[Name | None, Scope.WATCHING] = Field(
-        description="suffix of the run folder; null = data_model"
+        description="suffix of the run folder's name; null = DATA_MODEL"
     )
     seed: Annotated[Seed, Scope.NUMBERS] = Field(
         description="seed of initial weights, order, augmentation and dropout"
@@ -58,7 +58,7 @@ class Config(Section):
         description="images per optimizer step, over all workers"
     )
     eval_batch_size: Annotated[Positive, Scope.PLACE] = Field(
-        description="images per evaluation step, over all workers"
+        description="images per validation or test step, over all workers"
     )
     scale_with_workers: Annotated[bool, Scope.NUMBERS] = Field(
         description="multiply batch size and learning rate by the number of workers"
@@ -67,7 +67,7 @@ class Config(Section):
         description="compile the network, which can take minutes"
     )
     calibrate: Annotated[bool, Scope.WATCHING] = Field(
-        description="calibrate probabilities by the validation images"
+        description="calibrate the probabilities on the validation images"
     )
     augment: Augment
     silent: Annotated[bool, Scope.OUTPUT] = Field(description="print only errors")
@@ -80,8 +80,8 @@ class Config(Section):
     )
     changed_data: Annotated[Literal["refuse", "accept"], Scope.SUBMISSION] = Field(
         description=(
-            "if the images differ from those the run was trained on: "
-            "refuse, or accept them with a warning"
+            "images that differ from those the run was trained on: "
+            "report an error, or accept them with a warning"
         ),
     )
     dry_run: Annotated[bool, Scope.SUBMISSION] = Field(
@@ -109,14 +109,14 @@ class Config(Section):
     logger: Annotated[dict[str, Open | None], Scope.WATCHING]
 
     @property
-    def has_own_module(self) -> bool:
+    def has_custom_module(self) -> bool:
         """Return whether a custom LightningModule is trained instead of Lockstep's."""
         return self.module.target != CLASSIFIER
 
     @property
     def has_library_network(self) -> bool:
         """Return whether Lockstep's module trains a network of torchvision or timm."""
-        return self.model.target in LIBRARIES and not self.has_own_module
+        return self.model.target in LIBRARIES and not self.has_custom_module
 
     @property
     def pretrained(self) -> Any:
@@ -134,8 +134,8 @@ class Config(Section):
     @property
     def run_name(self) -> str:
         """Name of the run: `name`, or data_model, or data_module for a custom module."""
-        target = (self.module if self.has_own_module else self.model).target
-        named = None if self.has_own_module else self.model.arguments().get("name")
+        target = (self.module if self.has_custom_module else self.model).target
+        named = None if self.has_custom_module else self.model.arguments().get("name")
         network = named or target.rpartition(".")[2].lower()
         return self.name or f"{self.data.target.rpartition('.')[2]}_{network}"
 

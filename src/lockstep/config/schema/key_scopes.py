@@ -37,7 +37,7 @@ OF_ENVIRONMENTS = (
         "strategy",
         "strategy.name",
         "trainer.devices",
-        "trainer.loads",
+        "trainer.worker_weights",
         "trainer.max_time_s",
     ),
 )

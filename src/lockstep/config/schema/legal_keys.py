@@ -71,7 +71,7 @@ FOREIGN_NAMES = {
     "name=...": "task_name experiment_name tags",
     "-m seed=... of the best points (search.seeds was removed in 0.3)": "search.seeds",
     "seed=...": "seed_everything manual_seed random_seed",
-    "trainer.loads=[3,1] by hand (auto was removed in 0.3)": "trainer.loads=auto",
+    "trainer.worker_weights=[3,1] (the name since 0.3)": "trainer.loads loads WorkerLoad",
     "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
     "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": (
         "data.copy_remove"

@@ -41,13 +41,13 @@ Dotted = Annotated[
 class Scope(Enum):
     """Effect of a key, which decides when the key may change (key_scopes.py)."""
 
-    NUMBERS = "the numbers a run computes"
+    NUMBERS = "the numbers that a run computes"
     LENGTH = "how long it is trained"
     PLACE = "where it is computed, and how fast"
-    WATCHING = "what is observed and kept of it"
+    WATCHING = "what is recorded of it"
     OUTPUT = "what the command prints"
     SWEEP = "the trials of one command together"
-    SUBMISSION = "where the command has its runs trained"
+    SUBMISSION = "where the command trains its runs"
     BENCHMARK = "`lockstep benchmark`"
 
 
@@ -99,14 +99,14 @@ Areas = Annotated[
 
 
 class RandomResizedCrop(Section):
-    """Random crops of the training images, taken on reading, before all other changes."""
+    """Random crops of the training images, taken when they are read, before all other changes."""
 
     scope = Scope.NUMBERS
 
     scale: Areas | None = Field(
-        description="area of the part, as a fraction of the scaled image; null = off"
+        description="area of the crop, as a fraction of the scaled image; null = off"
     )
-    ratio: Ratios = Field(description="width to height of the part")
+    ratio: Ratios = Field(description="aspect ratio of the crop, width / height")
 
 
 class ColorJitter(Section):
@@ -115,7 +115,7 @@ class ColorJitter(Section):
     scope = Scope.NUMBERS
 
     brightness: Jitter = Field(
-        description="grey levels times max(0, 1 - brightness) to 1 + brightness; 0 = off"
+        description="pixel values times max(0, 1 - brightness) to 1 + brightness; 0 = off"
     )
     contrast: Jitter = Field(
         description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off"
@@ -124,7 +124,7 @@ class ColorJitter(Section):
         description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off"
     )
     hue: Annotated[float, Ge(0), Le(0.5)] = Field(
-        description="part of the circle by which the hue turns; 0 = off"
+        description="maximum hue shift, as a fraction of the color wheel; 0 = off"
     )
 
 
@@ -147,29 +147,27 @@ class Augment(Section):
     random_resized_crop: RandomResizedCrop
     crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")
     crop_border: Literal["zeros", "reflect"] = Field(
-        description="border that crop_padding shifts in: black or mirrored"
+        description="padding of crop_padding: zeros (black) or reflect (mirrored image)"
     )
     flip: bool | Literal["alternating"] = Field(
-        description="mirror left-right with probability 1/2, or each image in every second epoch"
+        description="flip left-right with probability 1/2; alternating: every other epoch"
     )
-    vertical_flip: bool = Field(description="turn upside down with probability 1/2")
+    vertical_flip: bool = Field(description="flip upside down with probability 1/2")
     rotation: Annotated[float, Ge(0), Le(180)] = Field(
-        description="turn by up to this many degrees; 0 = off"
+        description="rotate by up to this many degrees; 0 = off"
     )
     color_jitter: ColorJitter
-    cutout: Count = Field(description="side in pixels of a square set to the mean colour; 0 = off")
-    cutout_inside: bool = Field(
-        description="the square of cutout does not cross the edge of the image"
-    )
+    cutout: Count = Field(description="side in pixels of a square set to the mean color; 0 = off")
+    cutout_inside: bool = Field(description="keep the square of cutout inside the image")
     erasing: Probability = Field(
-        description="probability of a rectangle set to the mean colour (Random Erasing)"
+        description="probability of a rectangle set to the mean color (Random Erasing)"
     )
     trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
     rand_augment: RandAugment
     mixup: NonNegative = Field(
-        description="MixUp, lambda of Beta(mixup, mixup); 0 = off; with cutmix, each half the time"
+        description="alpha of MixUp; 0 = off; with cutmix, each is used half of the time"
     )
-    cutmix: NonNegative = Field(description="CutMix, lambda of Beta(cutmix, cutmix); 0 = off")
+    cutmix: NonNegative = Field(description="alpha of CutMix; 0 = off")
 
     @property
     def has_crops(self) -> bool:
@@ -201,10 +199,10 @@ class Strategy(Section):
     timeout_s: Annotated[int, Scope.PLACE] = Field(
         ge=5,
         le=MAX_INTEGER,
-        description="time limit of a collective in seconds; after it the run fails",
+        description="timeout of a collective in seconds, after which the run fails",
     )
     bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
-        description="size of the buckets in which gradients are reduced, in MiB"
+        description="size of the gradient buckets of an all-reduce, in MiB"
     )
     interface: Annotated[Interface | None, Scope.PLACE] = Field(
         description="network interface of the workers, e.g. ib0; null = automatic"
@@ -232,7 +230,7 @@ class Trainer(Section):
     num_nodes: Annotated[Positive, Scope.PLACE] = Field(
         description="number of machines; with devices=auto, torchrun and srun decide"
     )
-    loads: Annotated[list[Count] | None, Scope.PLACE] = Field(
+    worker_weights: Annotated[list[Count] | None, Scope.PLACE] = Field(
         description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
     virtual_shards: Positive | None = Field(
@@ -241,15 +239,16 @@ class Trainer(Section):
         "up to it; null = parts are those of the workers"
     )
     precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
-        description="bfloat16, float16 = autocast, float16 with a scaled loss; "
+        description="bfloat16 and float16 = autocast, float16 with a scaled loss; "
         "auto = bfloat16 if the hardware has it; "
-        "tf32 = float32 with TF32 products"
+        "tf32 = float32 with TF32 matrix products"
     )
     memory_format: Annotated[Literal["auto", "channels_last", "contiguous"], Scope.PLACE] = Field(
-        description="auto: channels_last, or contiguous if the CPU computes the network wrong in it"
+        description="memory layout of images; auto: channels_last, or contiguous where oneDNN "
+        "computes a layer of the network wrong in it"
     )
     deterministic: Annotated[bool, Scope.PLACE] = Field(
-        description="use only deterministic kernels: same bits on the same hardware"
+        description="use only deterministic kernels, for the same bits on the same hardware"
     )
     graph: Annotated[Literal["auto"] | bool, Scope.PLACE] = Field(
         description="replay training steps as CUDA graphs; auto: "
@@ -258,7 +257,7 @@ class Trainer(Section):
     )
     accumulate_grad_batches: Positive = Field(description="micro-batches per global batch")
     gradient_clip_norm: PositiveFloat | None = Field(
-        description="largest L2 norm of the gradient; null = no limit"
+        description="maximum L2 norm of the gradient; null = no clipping"
     )
     log_every_n_steps: Annotated[Positive, Scope.WATCHING] = Field(
         description="optimizer steps between two points of a curve"
@@ -328,11 +327,9 @@ class Cluster(Section):
     scope = Scope.SUBMISSION
 
     name: Literal["none", "local", "slurm"] = Field(description="set by cluster=...")
-    partition: Word | None = Field(
-        description="SLURM partition; null = its default, as for the next two"
-    )
-    account: Word | None = Field(description="account to charge")
-    qos: Word | None = Field(description="quality of service")
+    partition: Word | None = Field(description="SLURM partition; null = the cluster's default")
+    account: Word | None = Field(description="SLURM account; null = the cluster's default")
+    qos: Word | None = Field(description="SLURM quality of service; null = the cluster's default")
     time_min: Positive | None = Field(
         description="time limit in minutes, after which the job is requeued"
     )
@@ -392,7 +389,7 @@ class ExecutionEnvironment(Section):
     scope = Scope.BENCHMARK
 
     strategy: Literal["cpu", "single_device", "ddp"] = Field(
-        description="cpu = processes on the CPU; single_device = one GPU; ddp = data-parallel GPUs"
+        description="cpu = processes on the CPU; single_device = one GPU; ddp = several GPUs"
     )
     devices: Literal["all"] | Positive = Field(
         description=(
@@ -403,7 +400,7 @@ class ExecutionEnvironment(Section):
     num_nodes: Literal["all"] | Positive = Field(
         default=1,
         description=(
-            "machines; all = every machine of the SLURM allocation, outside of one this machine"
+            "number of machines; all = those of the SLURM allocation, or this machine without one"
         ),
     )
     scale_with_workers: bool = Field(

@@ -123,8 +123,8 @@ class Data(Target):
     num_workers: Annotated[Literal["auto"] | Positive, Scope.PLACE] = Field(
         default="auto",
         description=(
-            "processes per worker that read streamed images or crop; "
-            "auto: one per core, on a CPU one if kept"
+            "processes per worker that decode streamed images or crop cached ones; "
+            "auto: one per core, or a single one for cached images on a CPU"
         ),
     )
     copy_to: Annotated[PathText | None, Scope.PLACE] = Field(
@@ -137,30 +137,30 @@ class Data(Target):
     balance: Probability = Field(
         default=0.0,
         description=(
-            "classes in a training epoch: 0 = as they are, 1 = equally often, between: "
-            "count ** (1 - balance)"
+            "class balance of a training epoch: 0 = as in the data, 1 = equally often; "
+            "a class is drawn in proportion to count ** (1 - balance)"
         ),
     )
     near_duplicates: Annotated[Probability, Scope.PLACE] = Field(
         default=0.1,
         description=(
-            "distance up to which `lockstep data check` reports two images as near copies; "
-            "0 = equal ones only"
+            "maximum distance of two images that `lockstep data check` reports as near-duplicates; "
+            "0 = identical images only"
         ),
     )
     folds: Annotated[int, Ge(2), Le(1000)] | None = Field(
         default=None,
         description=(
-            "equal parts of the training images, each the test split of one run; null = none"
+            "number of cross-validation folds, each the test split of one run; null = none"
         ),
     )
     fold: Count = Field(
         default=0,
-        description="the part to test on, from 0; -m data.fold=0,1,2,3,4 takes each in turn",
+        description="fold to test on, from 0; -m data.fold=0,1,2,3,4 trains one run for each",
     )
     shared_groups: Annotated[Literal["refuse", "accept"], Scope.PLACE] = Field(
         default="refuse",
-        description="groups or files in two splits that are given: an error, or used as they are",
+        description="a group or a file in two given splits: report an error, or accept it",
     )
 
     @property
@@ -218,9 +218,7 @@ class Search(Section):
 
     scope = Scope.SWEEP
 
-    num_trials: Positive = Field(
-        description="number of drawn points that are trained to the end or pruned"
-    )
+    num_trials: Positive = Field(description="number of trials, with those that are pruned")
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(
         description="a pruner of optuna.pruners, called after every epoch; null = no pruning"

@@ -68,7 +68,7 @@ class View:
         if self.fit == "letterbox":
             return f"at {size}: whole, padded with {self.background}, {self.interpolation}"
         scaled = f"short side {height}" if height == width else f"covering {height}x{width}"
-        return f"at {size}: {scaled}, centre crop, {self.interpolation}"
+        return f"at {size}: {scaled}, center crop, {self.interpolation}"
 
     def __call__(self, images: Tensor) -> Tensor:
         """Scale and crop images (..., C, H, W)."""

@@ -45,7 +45,7 @@ def digits(
     )
     targets = torch.from_numpy(rows[:, -1]).long()
     fractions = {"val": val_fraction, "test": test_fraction}
-    parts = cut_splits(targets, split_seed, fractions, fold)
+    parts = split_at_random(targets, split_seed, fractions, fold)
     splits = {name: take_images(pixels, targets, "digits", part) for name, part in parts.items()}
     return Splits(
         splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10))
@@ -92,7 +92,7 @@ def take_images(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) 
     )
 
 
-def cut_splits(
+def split_at_random(
     classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None
 ) -> dict[str, Tensor]:
     """Split positions at random into round(n * fraction) for each of `fractions`, and the rest.
@@ -102,11 +102,14 @@ def cut_splits(
     """
     parts, rest = dict[str, Tensor](), torch.arange(len(classes))
     if fold is not None:
-        from lockstep.data.cuts import Uncut, cut
+        from lockstep.data.splitting import Unsplit, split_images
 
-        cuts = cut(Uncut([*map(str, rest.tolist())], classes.numpy(), seed), {}, fold)
-        rest, parts["test"] = torch.from_numpy(cuts["train"]), torch.from_numpy(cuts["test"])
+        images = Unsplit([*map(str, rest.tolist())], classes.numpy(), seed)
+        rows = split_images(images, {}, fold)
+        rest, parts["test"] = torch.from_numpy(rows["train"]), torch.from_numpy(rows["test"])
         fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
-    cuts = zip([*fractions, "train"], order.split(rounded_sizes(len(rest), fractions)), strict=True)
-    return parts | {name: rest[part.sort().values] for name, part in cuts}
+    drawn = order.split(rounded_sizes(len(rest), fractions))
+    for name, positions in zip([*fractions, "train"], drawn, strict=True):
+        parts[name] = rest[positions.sort().values]
+    return parts

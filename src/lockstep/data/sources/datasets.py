@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Uncut, cut
 from lockstep.data.images.dataset_samples import Samples, pair, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
-from lockstep.data.sources.builtin import cut_splits
+from lockstep.data.sources.builtin import split_at_random
 from lockstep.data.splits import (
     Fold,
     Images,
@@ -25,6 +24,7 @@ from lockstep.data.splits import (
     identity_statistics,
     value_counts,
 )
+from lockstep.data.splitting import Unsplit, split_images
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.text import plural
 from lockstep.system.types import PositiveFloat, PositiveFraction, Seed
@@ -101,11 +101,14 @@ def dataset(
     rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
     classes = torch.zeros_like(rows["train"]) if labels is None else labels
     if groups["train"] is None and kept is None:
-        rows |= cut_splits(classes, split_seed, missing, fold)
+        rows |= split_at_random(classes, split_seed, missing, fold)
     else:
         names = [f"train/{row}" for row in rows["train"].tolist()]
-        listed = Uncut(names, classes.numpy(), split_seed, groups["train"], kept)
-        rows |= {name: torch.from_numpy(part) for name, part in cut(listed, missing, fold).items()}
+        listed = Unsplit(names, classes.numpy(), split_seed, groups["train"], kept)
+        rows |= {
+            name: torch.from_numpy(part)
+            for name, part in split_images(listed, missing, fold).items()
+        }
 
     def images(name: str) -> Images:
         source = name if name in given else "train"

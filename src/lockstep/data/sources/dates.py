@@ -7,10 +7,10 @@ from datetime import date
 import numpy as np
 from PIL import ExifTags
 
-from lockstep.data.cuts import Mask, Rows
 from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.splits import shorten_lines
+from lockstep.data.splitting import Mask, Rows
 from lockstep.system.hardware import num_cores
 
 TAKEN = (ExifTags.IFD.Exif, ExifTags.Base.DateTimeOriginal)

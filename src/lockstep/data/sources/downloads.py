@@ -8,7 +8,7 @@ import torch
 from typing_extensions import Doc
 
 from lockstep.data.sources import FOLDERS
-from lockstep.data.sources.builtin import cut_splits, take_images
+from lockstep.data.sources.builtin import split_at_random, take_images
 from lockstep.data.splits import Fold, Splits
 from lockstep.system.types import FilesRoot, PositiveFraction, SplitSeed
 
@@ -93,7 +93,7 @@ def _torchvision_splits(
         for images in pixels
     )
     targets = [torch.as_tensor(part.targets) for part in parts]
-    cuts = cut_splits(targets[0], split_seed, {"val": val_fraction}, fold)
+    rows = split_at_random(targets[0], split_seed, {"val": val_fraction}, fold)
     splits = {"test": take_images(test, targets[1], "test", torch.arange(len(test)))}
-    splits |= {name: take_images(train, targets[0], "train", part) for name, part in cuts.items()}
+    splits |= {name: take_images(train, targets[0], "train", part) for name, part in rows.items()}
     return Splits(splits["train"], splits["val"], splits["test"], tuple(parts[0].classes))

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.cuts import Uncut, cut
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.image_table import (
@@ -26,6 +25,7 @@ from lockstep.data.images.image_table import (
 from lockstep.data.images.preprocessing import View
 from lockstep.data.sources.dates import newest
 from lockstep.data.splits import Fold, Images, Kept, Splits
+from lockstep.data.splitting import Unsplit, split_images
 from lockstep.system.types import (
     Background,
     Cache,
@@ -131,13 +131,15 @@ def complete_splits(
     missing = {name: fraction for name, fraction in fractions.items() if name not in given}
     for name, fraction in missing.items():
         if fraction == 0 and (tested is None or name == "val"):
-            hint = f"add images of it, or set data.{name}_fraction=0.1 to cut it off train"
+            hint = f"add images of it, or set data.{name}_fraction=0.1 to split it from train"
             raise ValueError(
                 f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.'
             )
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
-    images = Uncut(one_each.names, classes, split_seed, table.groups, kept).take(train)
-    parts = given | {name: train[rows] for name, rows in cut(images, missing, tested).items()}
+    images = Unsplit(one_each.names, classes, split_seed, table.groups, kept).take(train)
+    parts = given | {
+        name: train[rows] for name, rows in split_images(images, missing, tested).items()
+    }
     return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
 
 
@@ -162,7 +164,7 @@ def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, 
     """
     if channels not in (1, 3):
         raise ValueError(
-            f"data.channels={channels}, but images are decoded as grey (1) or RGB (3): use 1 or 3."
+            f"data.channels={channels}, but images are decoded as grayscale or RGB: use 1 or 3."
         )
     path = require_path(root, root)
     names = list_images(path) if path.is_dir() else [path.name]

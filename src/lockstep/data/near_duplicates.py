@@ -22,7 +22,7 @@ SIDE = 40  # pixels of a thumbnail, from which crops are taken
 MIN_SIDE = 29
 # An image is compared if the standard deviation of its pixel values is at least this. Below it,
 # JPEG artifacts decide.
-FLATTEST = 2.0
+MIN_CONTRAST = 2.0
 COARSE, FINE = (
     ((1.0, 1), (0.95, 2), (0.9, 2)),
     ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5)),
@@ -30,8 +30,8 @@ COARSE, FINE = (
 # This fraction of its neighborhood is subtracted from a pixel. Otherwise, all images of a horizon
 # would be similar.
 SHARPNESS = 0.8
-COARSEST = 0.08  # distance up to which the details of candidates are compared
-NEAREST = 32  # candidates of each image, which bounds the work if all images are similar
+MAX_COARSE_DISTANCE = 0.08  # distance up to which the details of candidates are compared
+MAX_CANDIDATES = 32  # candidates of each image, which bounds the work if all images are similar
 BLOCK = 512  # images that are compared at once
 
 
@@ -54,7 +54,7 @@ def thumbnail(pixels: Tensor) -> Tensor | None:
         low, high = pixels.aminmax()
         pixels = (pixels - low) / (high - low).clamp(min=1e-9) * 255
     grey = resize(pixels, (SIDE, SIDE)).float().mean(0)
-    return grey.half() if grey.std() >= FLATTEST else None
+    return grey.half() if grey.std() >= MIN_CONTRAST else None
 
 
 def near_pairs(
@@ -89,8 +89,8 @@ def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tens
         for crop in crops[1:]:
             torch.maximum(similar, torch.mm(whole, crop.T, out=product), out=similar)
         similar.diagonal(start).fill_(-1)
-        values, columns = similar.topk(min(NEAREST, len(grey) - 1))
-        rows, places = (values >= 1 - COARSEST).nonzero(as_tuple=True)
+        values, columns = similar.topk(min(MAX_CANDIDATES, len(grey) - 1))
+        rows, places = (values >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
         yield torch.stack([rows + start, columns[rows, places]], 1)
 
 

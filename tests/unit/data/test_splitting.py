@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedGroupKFold
 
-from lockstep.data.cuts import Uncut, cut
 from lockstep.data.splits import Fold
+from lockstep.data.splitting import Unsplit, split_images
 
 FRACTIONS = {"val": 0.1, "test": 0.2}
 COUNTS = st.lists(st.integers(1, 40), min_size=1, max_size=4)
@@ -22,12 +22,12 @@ SIZES = st.tuples(st.floats(0.02, 0.45), st.floats(0.02, 0.45)).map(
 )
 
 
-def images(counts: list[int], seed: int = 0, **more: Any) -> Uncut:
+def images(counts: list[int], seed: int = 0, **more: Any) -> Unsplit:
     classes = np.repeat(np.arange(len(counts)), counts)
-    return Uncut([f"{number}.png" for number in range(len(classes))], classes, seed, **more)
+    return Unsplit([f"{number}.png" for number in range(len(classes))], classes, seed, **more)
 
 
-def grouped(random: np.random.Generator) -> Uncut:
+def grouped(random: np.random.Generator) -> Unsplit:
     """Draw 20 to 160 groups of several sizes.
 
     Each has one class, or several classes with frequencies of its own.
@@ -43,34 +43,34 @@ def grouped(random: np.random.Generator) -> Uncut:
     classes = np.unique(
         of_groups[groups] if random.random() < 0.4 else classes, return_inverse=True
     )[1]
-    return Uncut(
+    return Unsplit(
         [f"{row}.png" for row in range(len(groups))], classes, 0, [f"p{group}" for group in groups]
     )
 
 
-def split_of(uncut: Uncut, *more: Any) -> dict[str, str]:
-    parts = cut(uncut, *more)
-    assert sorted(np.concatenate([*parts.values()])) == list(range(len(uncut.names)))
-    return {str(uncut.names[int(row)]): split for split, rows in parts.items() for row in rows}
+def split_of(unsplit: Unsplit, *more: Any) -> dict[str, str]:
+    parts = split_images(unsplit, *more)
+    assert sorted(np.concatenate([*parts.values()])) == list(range(len(unsplit.names)))
+    return {str(unsplit.names[int(row)]): split for split, rows in parts.items() for row in rows}
 
 
-def counts_of(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+def counts_of(unsplit: Unsplit, parts: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
     """Images (classes, parts)."""
-    kinds = uncut.classes.max() + 1
+    kinds = unsplit.classes.max() + 1
     return np.stack(
-        [np.bincount(uncut.classes[rows], minlength=kinds) for rows in parts.values()], 1
+        [np.bincount(unsplit.classes[rows], minlength=kinds) for rows in parts.values()], 1
     )
 
 
-def units_of(uncut: Uncut) -> NDArray[np.int64]:
+def units_of(unsplit: Unsplit) -> NDArray[np.int64]:
     """Groups of each class."""
-    pairs = {*zip(uncut.groups or (), uncut.classes.tolist(), strict=True)}
+    pairs = {*zip(unsplit.groups or (), unsplit.classes.tolist(), strict=True)}
     return np.bincount([number for _, number in pairs])
 
 
-def usable(uncut: Uncut, fractions: dict[str, float]) -> bool:
+def usable(unsplit: Unsplit, fractions: dict[str, float]) -> bool:
     try:
-        cut(uncut, fractions)
+        split_images(unsplit, fractions)
     except ValueError:  # too small for the fractions
         return False
     return True
@@ -79,12 +79,12 @@ def usable(uncut: Uncut, fractions: dict[str, float]) -> bool:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(COUNTS, SIZES, st.integers(0, 5))
 def test_class_fractions(counts: list[int], fractions: dict[str, float], seed: int) -> None:
-    uncut = images(counts, seed)
-    if not usable(uncut, fractions):
+    unsplit = images(counts, seed)
+    if not usable(unsplit, fractions):
         return
-    parts = cut(uncut, fractions)
+    parts = split_images(unsplit, fractions)
     assert [*parts] == ["val", "test", "train"]
-    for count, found in zip(counts, counts_of(uncut, parts), strict=True):
+    for count, found in zip(counts, counts_of(unsplit, parts), strict=True):
         assert found.sum() == count
         assert min(found[2], count) >= 1
         assert count < 3 or found.min() >= 1
@@ -120,54 +120,56 @@ def test_new_image_moves_few(
 def test_order_ignored(has_groups: bool, fold: Fold | None) -> None:
     for seed in range(4):
         random = np.random.default_rng(seed)
-        uncut = grouped(random)
-        uncut = uncut if has_groups else replace(uncut, groups=None)
-        if has_groups and units_of(uncut).min() < 3:
+        unsplit = grouped(random)
+        unsplit = unsplit if has_groups else replace(unsplit, groups=None)
+        if has_groups and units_of(unsplit).min() < 3:
             continue
-        shuffled = uncut.take(random.permutation(len(uncut.names)))
-        assert split_of(uncut, FRACTIONS, fold) == split_of(shuffled, FRACTIONS, fold)
-        assert split_of(uncut, FRACTIONS, fold) != split_of(replace(uncut, seed=1), FRACTIONS, fold)
+        shuffled = unsplit.take(random.permutation(len(unsplit.names)))
+        assert split_of(unsplit, FRACTIONS, fold) == split_of(shuffled, FRACTIONS, fold)
+        assert split_of(unsplit, FRACTIONS, fold) != split_of(
+            replace(unsplit, seed=1), FRACTIONS, fold
+        )
 
 
 def test_group_folds_as_scikit_learn() -> None:
     num_folds, ours, oracle = 3, list[Any](), list[Any]()
 
-    def deviations(uncut: Uncut, parts: Mapping[str, NDArray[np.int64]]) -> tuple[float, float]:
-        counts = counts_of(uncut, parts)
+    def deviations(unsplit: Unsplit, parts: Mapping[str, NDArray[np.int64]]) -> tuple[float, float]:
+        counts = counts_of(unsplit, parts)
         totals = counts.sum(1, keepdims=True)
         return abs(counts / totals - 1 / num_folds).max(), abs(
             counts.sum(0) / counts.sum() - 1 / num_folds
         ).max()
 
     for seed in range(25):
-        uncut = grouped(np.random.default_rng(seed))
-        if units_of(uncut).min() < num_folds or uncut.groups is None:
+        unsplit = grouped(np.random.default_rng(seed))
+        if units_of(unsplit).min() < num_folds or unsplit.groups is None:
             continue
         groups, tested = (
-            dict(zip(uncut.names, uncut.groups, strict=True)),
+            dict(zip(unsplit.names, unsplit.groups, strict=True)),
             dict[str, NDArray[np.int64]](),
         )
         for number in range(num_folds):
-            split = split_of(uncut, {}, Fold(number, num_folds))
+            split = split_of(unsplit, {}, Fold(number, num_folds))
             assert len({(groups[name], part) for name, part in split.items()}) == len(
-                {*uncut.groups}
+                {*unsplit.groups}
             )
-            tested[str(number)] = np.flatnonzero([split[name] == "test" for name in uncut.names])
-        assert counts_of(uncut, tested).min() >= 1
-        ours.append(deviations(uncut, tested))
+            tested[str(number)] = np.flatnonzero([split[name] == "test" for name in unsplit.names])
+        assert counts_of(unsplit, tested).min() >= 1
+        ours.append(deviations(unsplit, tested))
         split = StratifiedGroupKFold(num_folds, shuffle=True, random_state=0).split
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a class with fewer members than folds
-            folds = list(split(uncut.names, uncut.classes, uncut.groups))
+            folds = list(split(unsplit.names, unsplit.classes, unsplit.groups))
         oracle.append(
-            deviations(uncut, {str(number): rows for number, (_, rows) in enumerate(folds)})
+            deviations(unsplit, {str(number): rows for number, (_, rows) in enumerate(folds)})
         )
     assert len(ours) > 10
     assert (np.mean(ours, 0) <= np.mean(oracle, 0)).all()
 
 
 def test_fewer_groups_than_folds_refused() -> None:
-    uncut = Uncut(
+    unsplit = Unsplit(
         [f"{row}" for row in range(40)],
         np.arange(40) % 2,
         0,
@@ -177,26 +179,26 @@ def test_fewer_groups_than_folds_refused() -> None:
         ValueError,
         match=r"data\.folds=5 needs as many groups of each class, and the smallest has 4",
     ):
-        cut(uncut, {}, Fold(0, 5))
+        split_images(unsplit, {}, Fold(0, 5))
 
 
 def test_group_fractions() -> None:
     sizes = np.arange(1, 25)  # of groups, whose classes alternate
     groups = np.repeat([f"p{number}" for number in range(24)], sizes).tolist()
     classes = np.repeat(np.arange(24) % 2, sizes)
-    uncut = Uncut([f"{row}" for row in range(len(groups))], classes, 0, groups)
-    counts = counts_of(uncut, cut(uncut, FRACTIONS))
+    unsplit = Unsplit([f"{row}" for row in range(len(groups))], classes, 0, groups)
+    counts = counts_of(unsplit, split_images(unsplit, FRACTIONS))
     expected = np.bincount(classes)[:, None] * [0.1, 0.2, 0.7]
     assert abs(counts - expected).max() <= 3
 
 
 def test_fewer_groups_than_splits_refused() -> None:
-    uncut = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
+    unsplit = images([20, 20], groups=[f"p{row % 2}" for row in range(40)])
     with pytest.raises(ValueError, match=r"data\.test_fraction=0\.2 .* 2 groups"):
-        cut(uncut, FRACTIONS)
-    for whole in (uncut, replace(uncut, groups=None), images([21, 20])):
+        split_images(unsplit, FRACTIONS)
+    for whole in (unsplit, replace(unsplit, groups=None), images([21, 20])):
         with pytest.raises(ValueError, match=r"val_fraction=0\.5 and data\.test_fraction=0\.5"):
-            cut(whole, {"val": 0.5, "test": 0.5})
+            split_images(whole, {"val": 0.5, "test": 0.5})
 
 
 @pytest.mark.parametrize("has_groups", [False, True])
@@ -222,9 +224,9 @@ def test_known_images_stay(has_groups: bool, fold: Fold | None) -> None:
 
 
 def test_previous_split_kept() -> None:
-    uncut = images([30, 30])
-    before = split_of(uncut, FRACTIONS)
-    after = split_of(replace(uncut, kept=before), {"val": 0.1})
+    unsplit = images([30, 30])
+    before = split_of(unsplit, FRACTIONS)
+    after = split_of(replace(unsplit, kept=before), {"val": 0.1})
     assert all(
         after[name] == ("train" if split == "test" else split) for name, split in before.items()
     )

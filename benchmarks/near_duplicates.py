@@ -1,6 +1,6 @@
 """Copies that `lockstep data check` misses and false ones that it reports, for ten kinds of edits.
 
-    python -m benchmarks.near_copies cifar/train
+    python -m benchmarks.near_duplicates cifar/train
 
 10,000 JPEGs of a folder, chosen at random. Each edit is made of each image, at most 1,000; "missed"
 are those whose distance from the original is above the default of data.near_duplicates. The last
@@ -19,7 +19,7 @@ from PIL import Image, ImageEnhance, ImageFilter
 
 from benchmarks.table import Row, publish, row
 from lockstep.config.schema.target_sections import Data
-from lockstep.data.near_copies import near_pairs, thumbnail
+from lockstep.data.near_duplicates import near_pairs, thumbnail
 
 THRESHOLD = float(Data.model_fields["near_duplicates"].default)
 TILE, MAX_EDITED, NUM_ROUNDS = 80, 1000, 3
@@ -88,7 +88,7 @@ def _thumbnail(image: Image.Image) -> torch.Tensor | None:
     return thumbnail(torch.from_numpy(np.array(image)).permute(2, 0, 1))
 
 
-def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
+def rows_of(what: str, images: Sequence[Image.Image]) -> list[Row]:
     torch.set_num_threads(1)
     draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
     for name, edit in EDITS.items():
@@ -112,6 +112,6 @@ def near_copies(what: str, images: Sequence[Image.Image]) -> list[Row]:
 
 if __name__ == "__main__":
     publish(
-        "near-copies",
-        near_copies("10,000 JPEGs of CIFAR-10", images_below(Path(sys.argv[1]), 10_000)),
+        "near-duplicates",
+        rows_of("10,000 JPEGs of CIFAR-10", images_below(Path(sys.argv[1]), 10_000)),
     )

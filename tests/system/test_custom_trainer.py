@@ -1,4 +1,4 @@
-"""docs/own-trainer.md: by the promise alone, its loop computes the same in 1, 2 and 3 processes."""
+"""docs/custom-module.md: its plain loop computes the same in 1, 2 and 3 processes."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.support.harness import PATIENCE_S, ROOT, environ
 from tests.support.pages import write_files
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
-PAGE = ROOT / "docs" / "own-trainer.md"
+PAGE = ROOT / "docs" / "custom-module.md"
 NAMED = (
     "import json, runpy, sys; runpy.run_path('loop.py'); "
     "json.dump(sorted(sys.modules), open('modules.json', 'w'))"

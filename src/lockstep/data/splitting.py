@@ -16,7 +16,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Uncut:
+class Unsplit:
     """Images to split, with their `names` (N), `classes` (N,) and optional `groups` (N).
 
     `classes` can be any integers. The images of a group stay in one split. `kept` maps names to
@@ -30,7 +30,7 @@ class Uncut:
     groups: Sequence[str] | None = None
     kept: Kept = None
 
-    def take(self, rows: Rows) -> "Uncut":
+    def take(self, rows: Rows) -> "Unsplit":
         groups = None if self.groups is None else [self.groups[row] for row in rows]
         return replace(
             self, names=[self.names[row] for row in rows], classes=self.classes[rows], groups=groups
@@ -62,8 +62,8 @@ class Uncut:
         return np.where(known < 0, of_units[self.units], known)
 
 
-def cut(
-    images: Uncut, fractions: Mapping[str, float], tested: Fold | Mask | None = None
+def split_images(
+    images: Unsplit, fractions: Mapping[str, float], tested: Fold | Mask | None = None
 ) -> dict[str, Rows]:
     """Split positions into one sorted split for each of `fractions`, and "train" for the rest.
 
@@ -89,9 +89,9 @@ def cut(
     every = np.array([*fractions.values(), 1 - sum(fractions.values())])
     known = images.known_parts([*fractions, "train"])
     if images.groups is None:
-        found = _cut_by_rank(images, every, known)
+        found = _split_by_hash(images, every, known)
     else:
-        from lockstep.data.group_cuts import deal_groups
+        from lockstep.data.group_splitting import deal_groups
 
         found = deal_groups(images.units, images.classes, every, known)
     text = f"{len(rest)} images" + (
@@ -125,7 +125,7 @@ def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:
     return sizes
 
 
-def _fold_mask(images: Uncut, fold: Fold) -> Mask:
+def _fold_mask(images: Unsplit, fold: Fold) -> Mask:
     """Return which images are in the fold (N,).
 
     Without groups, the numbers of images of a class in two folds differ by at most one. Raises
@@ -141,19 +141,19 @@ def _fold_mask(images: Uncut, fold: Fold) -> Mask:
         by_class = np.argsort(_unit_classes(images), kind="stable")
         return np.isin(images.units, by_class[fold.number :: fold.num_folds])
     equal = np.full(fold.num_folds, 1 / fold.num_folds)
-    from lockstep.data.group_cuts import deal_groups
+    from lockstep.data.group_splitting import deal_groups
 
     return deal_groups(images.units, images.classes, equal, np.full(len(labels), -1)) == fold.number
 
 
-def _unit_classes(images: Uncut) -> Rows:
+def _unit_classes(images: Unsplit) -> Rows:
     """Return the class of each unit, or the lowest if a list repeats an image with several."""
     found = np.full(images.units.max() + 1, images.classes.max())
     np.minimum.at(found, images.units, images.classes)
     return found
 
 
-def _cut_by_rank(images: Uncut, fractions: NDArray[np.float64], known: Rows) -> Rows:
+def _split_by_hash(images: Unsplit, fractions: NDArray[np.float64], known: Rows) -> Rows:
     """Return the part of each image, where the images of a class are ordered by their hashes.
 
     Training is the last part, and comes second in this order. An image that is added or removed

@@ -12,7 +12,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from lockstep.data.inspection import Inspection, Seen
-from lockstep.data.near_copies import Pair, near_pairs
+from lockstep.data.near_duplicates import Pair, near_pairs
 from lockstep.data.splits import Splits, makes_targets
 
 MAX_IMAGES_NAMED = 4  # images listed in one message
@@ -20,7 +20,7 @@ MAX_IMAGES_NAMED = 4  # images listed in one message
 MIN_DISTANCE = 0.0001
 
 
-class Copy(NamedTuple):
+class Duplicate(NamedTuple):
     """An image that has a duplicate or near-duplicate.
 
     `split` is the split it is in, which may be that of a fold. `place` is its split and position in
@@ -36,7 +36,7 @@ class Copy(NamedTuple):
     burst: tuple[str, str, str] | None
 
 
-class Copies(NamedTuple):
+class Duplicates(NamedTuple):
     """Images that are connected by pairs of duplicates.
 
     The first two images are the nearest pair, or the nearest pair that leaks if there is a leak.
@@ -44,7 +44,7 @@ class Copies(NamedTuple):
     are reported, as in "data.fold=1".
     """
 
-    images: list[Copy]
+    images: list[Duplicate]
     distance: float
     fold: str
     kinds: list[str]
@@ -82,12 +82,12 @@ class Copies(NamedTuple):
         )
 
 
-def find_copies(
+def find_duplicates(
     inspection: Inspection,
     folds: Sequence[Splits],
     threshold: float,
     show: Callable[[int, int], None],
-) -> list[Copies]:
+) -> list[Duplicates]:
     """Find duplicates and, with a threshold, near-duplicates from different bursts.
 
     Images that are in several splits leak. `folds` are the splits of other folds, in which images
@@ -114,13 +114,14 @@ def find_copies(
     bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
     pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
     views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
-    copies = [
-        _copies(chain, images, views, is_class=is_class) for chain in _chains(pairs, len(images))
+    duplicates = [
+        _duplicates(chain, images, views, is_class=is_class)
+        for chain in _chains(pairs, len(images))
     ]
-    return sorted(copies, key=lambda each: (not each.kinds, each.distance))
+    return sorted(duplicates, key=lambda each: (not each.kinds, each.distance))
 
 
-def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:
+def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
     names = inspection.splits.class_names
     for split, part in inspection.splits.parts.items():
         targets = iter(inspection.targets[split].tolist())
@@ -133,7 +134,7 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Copy]:
             target = names[value] if is_class and 0 <= value < len(names) else str(value)
             burst = None if part.groups is None else (str(part.groups[position]), split, target)
             if not seen.errors:
-                yield Copy(split, str(name), target, (split, position), seen, burst)
+                yield Duplicate(split, str(name), target, (split, position), seen, burst)
 
 
 def _splits_of(splits: Splits) -> dict[str, str]:
@@ -153,13 +154,13 @@ def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
     return [*chains.values()]
 
 
-def _copies(
+def _duplicates(
     pairs: Sequence[Pair],
-    images: Sequence[Copy],
+    images: Sequence[Duplicate],
     views: Mapping[str, Mapping[str, str]],
     *,
     is_class: bool,
-) -> Copies:
+) -> Duplicates:
     placed = {number: images[number] for pair in pairs for number in pair[1:]}
     found = {"": placed}
     for fold, splits in views.items():
@@ -179,6 +180,6 @@ def _copies(
     ]
     fold, worst = [*leaks, *opposed, ("", pairs[0])][0]
     shown = [found[fold][number] for number in dict.fromkeys([*worst[1:], *sorted(placed)])]
-    return Copies(
+    return Duplicates(
         shown, worst.distance, fold, ["leak"] * bool(leaks) + ["contradiction"] * bool(opposed)
     )

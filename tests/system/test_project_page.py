@@ -1,4 +1,4 @@
-"""docs/ten-minutes.md is a transcript.
+"""docs/project.md is a transcript.
 
 Typed from top to bottom beside an installed Lockstep, all of it works.
 """
@@ -13,15 +13,15 @@ from tests.support.pages import BLOCK, FILE
 from tests.support.wheels import environment, lend, run, source
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-PAGE = ROOT / "docs" / "ten-minutes.md"
+PAGE = ROOT / "docs" / "project.md"
 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The project at the end of the page, and what each of its commands said."""
+    """Return the project at the end of the page, and the output of each of its commands."""
     folder = tmp_path_factory.mktemp("typed")
     installed = environment(folder / "environment", source(folder / "source"))
-    cwd, said = folder, {}
+    cwd, outputs = folder, {}
     for language, block in BLOCK.findall(PAGE.read_text()):
         path = FILE.match(block)
         if path is not None:
@@ -35,24 +35,23 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
                 lend(installed, cwd)
             else:
                 program = installed / words[0] if words[0] in ("lockstep", "python") else words[0]
-                said[" ".join(words)] = run(cwd, program, *words[1:])
-    return cwd, said
+                outputs[" ".join(words)] = run(cwd, program, *words[1:])
+    return cwd, outputs
 
 
 SHOWN = [
     ("make train", "Finished 20 epochs"),
-    ("make test", "1 passed"),  # of the digits at first, of what is the user's at the end
+    ("make test", "1 passed"),
     ("lockstep data check data=photos", "1,437 images (even: 713, odd: 724)"),
     ("python train.py", "Finished 10 epochs"),
-    ("python train.py", "val sure"),
-    ("lockstep eval latest", "\nsure      0."),
+    ("python train.py", "val f1"),
+    ("lockstep eval latest", "\nf1        0."),
     ("lockstep verify", "Exact: nothing differs by more than "),
-    ("python use.py", "even"),
 ]
 
 
 def test_page_as_typed(typed: tuple[Path, dict[str, str]]) -> None:
-    project, said = typed
+    project, outputs = typed
     assert project.name == "flowers"
-    assert [command for command, text in SHOWN if text not in said[command]] == []
+    assert [command for command, text in SHOWN if text not in outputs[command]] == []
     assert (project / "predictions.csv").read_text().count("\n") > 800

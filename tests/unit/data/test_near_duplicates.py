@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.near_copies import EDITS, THRESHOLD, tiles
-from lockstep.data.near_copies import near_pairs, thumbnail
+from benchmarks.near_duplicates import EDITS, THRESHOLD, tiles
+from lockstep.data.near_duplicates import near_pairs, thumbnail
 
 
 def thumbnails(images: list[Image.Image]) -> list[Tensor]:
