@@ -184,3 +184,32 @@ def test_not_capturable_is_eager(
             pair.assert_equal(step)
         assert pair.num_keys == 0
     assert REFUSED[network] in capsys.readouterr().err
+
+
+def doubled(layer: nn.Module, inputs: Any, outputs: Any) -> Tensor:
+    return 2 * outputs
+
+
+def test_hooks_end_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = Pair(small())
+    for step in range(3 * NUM_EAGER):
+        if step == NUM_EAGER + 1:
+            assert pair.num_keys == 1
+            for module in (pair.module, pair.eager):
+                module.get_submodule("net.conv").register_forward_hook(doubled)
+        pair.assert_equal(step)
+    assert pair.num_keys == 0
+    assert "a layer has hooks" in capsys.readouterr().err
+
+
+def test_scarce_memory_is_eager(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The graphs take 3 GiB and leave 1, which eager passes of other shards need."""
+    free = iter([4 * 2**30, 2**30])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (next(free), 4 * 2**30))
+    pair = Pair(small())
+    for step in range(2 * NUM_EAGER):
+        pair.assert_equal(step)
+    assert pair.num_keys == 0
+    assert "they take 3.0 GiB" in capsys.readouterr().err

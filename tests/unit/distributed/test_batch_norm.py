@@ -312,3 +312,22 @@ def test_other_norms_pass() -> None:
         SyncBatchNorm(2),
     )
     refuse_inexact_norms(nn.Sequential(*layers))
+
+
+def test_large_bfloat16_input() -> None:
+    """It is widened in blocks."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(12, 3, 256, 192).bfloat16() for _ in range(2))
+    whole = x.float().requires_grad_()
+    nn.BatchNorm2d(3)(whole).backward(dy.float())
+    assert whole.grad is not None
+
+    def input_gradient(rank: int) -> Tensor:
+        part = x[6 * rank : 6 * rank + 6].clone().requires_grad_()
+        SyncBatchNorm(3)(part).backward(dy[6 * rank : 6 * rank + 6])
+        assert part.grad is not None
+        return part.grad
+
+    with VirtualShards(2, [1], 1) as ranks:
+        found = torch.cat(ranks.run(input_gradient))
+    torch.testing.assert_close(found.float(), whole.grad, rtol=2**-8, atol=1e-6)

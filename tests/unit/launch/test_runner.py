@@ -77,3 +77,27 @@ def test_rejected_run_leaves_nothing(
     assert folder.config.exists() != is_rejected
     assert len(list((tmp_path / "outputs").iterdir())) == (2 if is_rejected else 3)
     assert (tmp_path / "outputs/latest").resolve() == (before if is_rejected else folder.path)
+
+
+def test_new_run_in_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = validation.check_config(compose_config(["silent=true"]))
+    with runner.new_run(config, [], tmp_path / "run") as folder:
+        pass
+    saved = folder.config.read_text()
+    with pytest.raises(ConfigError) as error, runner.new_run(config, [], folder.path):
+        pass
+    assert error.value.errors[0].code == "exists"
+    assert folder.config.read_text() == saved
+
+
+def test_resume_run_of_other_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = validation.check_config(compose_config(["strategy=cpu"]))
+    folder = RunFolder(tmp_path)
+    config_file.save(config, folder.config)
+    folder.note(environment={"packages": {"lockstep": "0.0.1"}})
+    monkeypatch.setattr(parent, "run_workers", lambda *_, **__: 0)
+    assert runner.resume(folder, config) == (folder, 0)
+    assert "keeps its settings of Lockstep 0.0.1" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from lockstep.runs.discovery import (
     look,
     read_rows,
     read_tests,
+    resume_command,
     scan,
 )
 from lockstep.runs.folder import RunFolder
@@ -249,3 +250,22 @@ def test_scan_depth(tmp_path: Path) -> None:
     run(tmp_path.joinpath(*"abcdef"))
     run(tmp_path.joinpath(*"uvwxyz", "deeper"))
     assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
+
+
+@pytest.mark.parametrize(
+    ("status", "has_checkpoint", "is_resumable"),
+    [
+        ({"state": "stopped"}, True, True),
+        ({"state": "stopped"}, False, False),
+        ({"state": "finished"}, True, False),
+        ({"state": "failed", "reason": "The loss is not finite in step 3"}, True, False),
+    ],
+)
+def test_resume_command(
+    tmp_path: Path, status: dict[str, str], has_checkpoint: bool, is_resumable: bool
+) -> None:
+    folder = run(tmp_path / "run", **status)
+    if has_checkpoint:
+        folder.last_checkpoint.parent.mkdir()
+        folder.last_checkpoint.touch()
+    assert bool(resume_command(found(folder))) == is_resumable

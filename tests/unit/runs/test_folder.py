@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lockstep.runs import files, naming
+from lockstep.runs import files, heartbeat, naming
 from lockstep.runs.files import atomic_file, write_atomically
 from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest, short_path
@@ -380,3 +380,20 @@ def test_stop_first_reason(folder: RunFolder) -> None:
     assert folder.stop_reason() == "first"
     folder.clear_stop()
     assert not folder.stop_flag.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_free_path_day_of_other_user(tmp_path: Path) -> None:
+    day = tmp_path / f"{NOW:%Y-%m-%d}"
+    day.mkdir()
+    mine = naming.free_path(tmp_path, "run", NOW)
+    os.chown(day, 4242, -1)
+    assert mine.parent == day
+    assert naming.free_path(tmp_path, "run", NOW).parent.name == f"{day.name}_{os.geteuid()}"
+
+
+def test_absent_ranks(folder: RunFolder) -> None:
+    assert heartbeat.absent_ranks(folder, 2).startswith("rank 0, 1 of 2 did not start")
+    for rank in range(2):
+        folder.heartbeat(rank).write_text("node1 17\n")
+    assert heartbeat.absent_ranks(folder, 2) == ""
