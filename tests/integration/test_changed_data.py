@@ -126,7 +126,7 @@ def resume(folder: RunFolder, *overrides: str) -> None:
 
 def splits_in(folder: RunFolder) -> dict[str, str]:
     """The splits of all images, by name, in the record of a run."""
-    return data_record.known_splits(folder) or {}
+    return data_record.recorded_splits(folder) or {}
 
 
 def test_splits_growing_source(tmp_path: Path) -> None:

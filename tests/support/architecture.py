@@ -23,7 +23,7 @@ LAYERS = (
 # what makes N workers compute what one would: it imports nothing else of lockstep, and works in a
 # plain loop
 PROMISE = (
-    *("distributed", "tasks", "callbacks.own_module", "callbacks.stop"),
+    *("distributed", "tasks", "callbacks.custom_module", "callbacks.stop"),
     *("data.balance", "data.loader", "data.sampler", "data.transforms"),
     *("data.images.dataset_samples", "data.cuts", "data.group_cuts", "data.splits"),
     *(

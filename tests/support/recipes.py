@@ -128,7 +128,7 @@ FEATURES = (
     "augment.cutout=0",
 )
 
-MODULES = "tests.support.own_modules"
+MODULES = "tests.support.custom_modules"
 OF_MODULE = (
     *(
         "data=synthetic",

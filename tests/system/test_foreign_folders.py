@@ -444,7 +444,7 @@ def test_modules_of_recorded_folders(mine: RunFolder, work: Path) -> None:
         (
             RESUME,
             {"strategy": VARIABLES},
-            "strategy.variables.OWN_X of theirs is of neither the command line",
+            "strategy.variables.OWN_X of theirs comes neither from the command line",
         ),
         ((*RESUME, "strategy={interface:lo}"), {"strategy": VARIABLES}, "strategy.variables.OWN_X"),
         (

@@ -189,7 +189,7 @@ def test_bytes_after_a_signal(
     process.send_signal(number)
     assert process.wait(PATIENCE_S) == code
     assert not output.exists()
-    wait_until(lambda: not any(map(files.is_held, hidden_files(output))), "the workers end, too")
+    wait_until(lambda: not any(map(files.is_locked, hidden_files(output))), "the workers end, too")
     hold.unlink()
     output_of(tmp_path, *words, "--devices", "3")
     assert written(tmp_path) == by_one(name)

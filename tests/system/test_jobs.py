@@ -432,7 +432,7 @@ def test_states_of_queue_and_accounts(tools: Path) -> None:
             "echo 'Connection refused' >&2; exit 1",
             "refused",
         ),
-        ("exec sleep 60", "exit 0", "squeue did not answer"),
+        ("exec sleep 60", "exit 0", "squeue did not respond"),
     ],
 )
 def test_states_failed_tool(

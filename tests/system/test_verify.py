@@ -81,7 +81,7 @@ def verified(*overrides: str) -> tuple[int, str]:
         pytest.param(
             [*SMALL, "model.width=2", "data.train_size=10"],
             r"2 workers to step 2, then 3: config error: "
-            r"lockstep verify cuts a training after step 2, and",
+            r"lockstep verify stops a training after step 2, and",
             id="too few steps to cut",
         ),
         pytest.param(

@@ -10,7 +10,7 @@ from lockstep.config.errors import Error
 from tests.support.harness import ROOT
 
 SRC = ROOT / "src"
-PRINTS = {"fail", "print", "put_errors", "record_failure", "say", "warn"}
+PRINTS = {"fail", "print", "put_errors", "record_failure", "print_line", "warn"}
 TWO_WORDS = re.compile(r"[\w,.:;)}] [\w({]")
 
 

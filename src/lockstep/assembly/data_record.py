@@ -180,7 +180,7 @@ def differences(before: Record, now: Record) -> list[str]:
     return found or ["the order of its images, or how often one is listed"]
 
 
-def known_splits(run: RunFolder) -> dict[str, str] | None:
+def recorded_splits(run: RunFolder) -> dict[str, str] | None:
     """Return the split of each image in the record of a run, by name.
 
     Returns None without a record. Raises ValueError if the record is damaged.

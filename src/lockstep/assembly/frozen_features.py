@@ -39,7 +39,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import TakesFeatures, head_inputs
 from lockstep.runs.files import atomic_file
-from lockstep.system.terminal import say, terminal
+from lockstep.system.terminal import print_line, terminal
 from lockstep.system.text import plural, size_text
 
 FORMAT = 1  # Increase this when the same network gives other features.
@@ -289,7 +289,8 @@ def _compute(
             f"{plural(len(missing), 'image')} by {session.config.model.arguments()['name']}: "
             f"{width:,} numbers each"
         )
-        say(terminal(), f"Features of {text}, into {path or 'memory'} ({size_text(table.nbytes)})")
+        place = f"{path or 'memory'} ({size_text(table.nbytes)})"
+        print_line(terminal(), f"Features of {text}, into {place}")
 
     def read(chunk: list[bytes]) -> Tensor:
         return torch.cat(

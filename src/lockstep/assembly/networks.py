@@ -127,8 +127,7 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
                 Error(
                     "unsupported",
                     f"model._target_={config.model.target}",
-                    f": the layer {layer} draws random numbers by a function, "
-                    "for each worker others",
+                    f": the layer {layer} draws random numbers that differ between workers",
                     "use nn.Dropout or nn.Dropout2d",
                 )
             )

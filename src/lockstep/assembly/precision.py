@@ -41,7 +41,7 @@ def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
             Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32")
         )
     if precision == "tf32":
-        return precision, f"as set: float32, of which {name} multiplies 11 of 24 bits"
+        return precision, f"as set: float32, which {name} multiplies as TF32, with 11 of 24 bits"
     if precision != "auto":
         return precision, "as set"
     if unit is not None:

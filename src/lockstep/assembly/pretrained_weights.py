@@ -13,7 +13,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.pretrained_metadata import origin_of
-from lockstep.system.terminal import say, terminal
+from lockstep.system.terminal import print_line, terminal
 
 
 def load_pretrained(session: Session, net: nn.Module) -> None:
@@ -28,7 +28,7 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         )
         texts = [text for text in (report, _view(session.config)) if isinstance(text, str)]
         if session.rank == 0 and texts and not session.config.silent:
-            say(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
+            print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
         # These are the statistics of batch norms, because DDP broadcasts no buffers here.
         net.load_state_dict(statistics, strict=False)

@@ -214,7 +214,7 @@ def _open_store(world: World, folder: RunFolder | None, timeout: timedelta) -> I
     elif world.rank > 0:
         yield _store(*_read_address(folder.rendezvous(world.step), timeout), world, timeout)
     else:
-        host = _own_name()
+        host = _reachable_name()
         store = _store(host, 0, world, timeout)
         path = folder.rendezvous(world.step)
         try:
@@ -267,7 +267,7 @@ def _listener(host: str, port: int, world: World) -> socket.socket | None:
     return socket.create_server(address, family=family) if is_known else None
 
 
-def _own_name() -> str:
+def _reachable_name() -> str:
     """Return the name by which other machines find this one.
 
     Returns loopback without a name, because then there are no other machines.

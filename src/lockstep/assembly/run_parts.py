@@ -231,7 +231,7 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     Raises ConfigError on all ranks. For an evaluation (`is_once`) each rank reads only the images
     that it uses, and the checkpoint has the statistics.
     """
-    kept = together(lambda: data_record.known_splits(run))
+    kept = together(lambda: data_record.recorded_splits(run))
     loaded = once_a_node(
         session.config.data,
         partial(source, is_once=is_once, kept=kept),

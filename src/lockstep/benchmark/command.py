@@ -30,7 +30,14 @@ from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
 from lockstep.system.signals import SignalFlag
-from lockstep.system.terminal import duration, new_table, print_table, say, show_table, terminal
+from lockstep.system.terminal import (
+    duration,
+    new_table,
+    print_line,
+    print_table,
+    show_table,
+    terminal,
+)
 
 POLL_S = 0.25
 LOG = "terminal.log"  # Output of rank 0, in the folder of an environment
@@ -133,7 +140,7 @@ def _run(
     flag.install()
     benchmark = results.new_benchmark(path, config, texts)
     budget = f"{duration(config.benchmark.budget_s)} of training in each environment"
-    say(out, f"Benchmark in {display_path(path)}: {budget}")
+    print_line(out, f"Benchmark in {display_path(path)}: {budget}")
     for environment in chosen_environments:
         folder = RunFolder(path / environment.name)
         if environment.config is None:
@@ -141,12 +148,12 @@ def _run(
         elif flag.received:
             record = results.skipped_record(environment, "not started before the interruption")
         else:
-            say(out, f"{environment.name} ...")
+            print_line(out, f"{environment.name} ...")
             record = _measure(environment, folder, flag)
             benchmark["environment"] = benchmark["environment"] or folder.fact("environment") or {}
         benchmark["environments"].append(record)
         write_json(path / BENCHMARK, benchmark)
-        say(out, results.summary(record))
+        print_line(out, results.summary(record))
     _report(path, benchmark)
     return exit_code(benchmark["environments"], flag.received)
 
@@ -195,9 +202,9 @@ def _report(path: Path, benchmark: dict[str, Any]) -> None:
     from lockstep.benchmark import report
 
     out, records = terminal(), benchmark["environments"]
-    say(out, "")
+    print_line(out, "")
     print_table(new_table(results.HEADS, results.rows(records), out, right=results.HEADS[1:]), out)
-    say(out, "")
+    print_line(out, "")
     report.write(path, benchmark)
     answer({"path": str(path), **benchmark})
     show_table(

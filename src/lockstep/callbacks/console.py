@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import metrics_of
+from lockstep.callbacks.custom_module import metrics_of
 from lockstep.callbacks.record import Record
 from lockstep.system.terminal import debug, duration, measure, terminal
 

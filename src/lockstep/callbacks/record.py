@@ -13,7 +13,7 @@ import lightning as L
 import torch
 from typing_extensions import override
 
-from lockstep.callbacks.own_module import (
+from lockstep.callbacks.custom_module import (
     hash_of,
     metrics_of,
     micro_batches,

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from lockstep.callbacks.own_module import micro_batches
+from lockstep.callbacks.custom_module import micro_batches
 from lockstep.distributed.collectives import FlagChannel
 from lockstep.system import internals
 from lockstep.system.signals import SignalFlag

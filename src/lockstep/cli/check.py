@@ -20,11 +20,11 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
-from lockstep.system.terminal import say, show_table, terminal
+from lockstep.system.terminal import print_line, show_table, terminal
 from lockstep.system.text import describe_similar, plural, size_text
 
 # Duplicates are listed by kind. False stands for those that are errors.
-KINDS = (False, "twice", "near")
+KINDS = (False, "duplicate", "near-duplicate")
 # A sheet of images shows at most this many pairs.
 MAX_PAIRS = 24
 
@@ -62,7 +62,7 @@ def check(
         show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
         out = terminal()
         for line in lines:
-            say(out, line)
+            print_line(out, line)
     return EXIT_FAILED if is_wrong else 0
 
 
@@ -141,7 +141,7 @@ def _check(
         ("leaks", _finding(len(leaks), leak_text, is_wrong=True)),
         ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
         ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
-        ("near duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
+        ("near-duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         (
             "not compared",
             f"{num_left:,} smaller than 29 pixels, or nearly uniform" if num_left else "",

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
     text = (
-        "check all images for errors, near and equal copies, leaks between splits; "
+        "check all images for errors, duplicates, near-duplicates and leaks between splits; "
         "exit code 1 for errors"
     )
     check = commands.add_parser("check", help=text, description=text)
     _add_overrides(check)
-    text = "PNG file to write: the worst pairs of copies, leaks and contradictions first"
+    text = "PNG file to write: the worst pairs of duplicates, leaks and contradictions first"
     check.add_argument("--pictures", metavar="FILE", help=text)
     json_output.add_option(check)
     text = (

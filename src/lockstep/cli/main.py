@@ -43,9 +43,7 @@ PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
 OVERRIDES = "as for lockstep train"
 RUN = "run folder, or latest"
 SOURCE = "image file, folder of images, or split of the run's data: val or test"
-MAX_ERROR = (
-    "answer only where at most this fraction of the answers is wrong, such as 0.05, else unknown"
-)
+MAX_ERROR = "maximum error rate of the answers, such as 0.05; other images are unknown"
 STRICT = "write nothing if an image cannot be read"
 TOP_K = "most probable classes in each row"
 

@@ -51,7 +51,7 @@ class Duplicates(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return " and ".join(self.kinds) or ("near" if self.distance else "twice")
+        return " and ".join(self.kinds) or ("near-duplicate" if self.distance else "duplicate")
 
     @property
     def is_equal(self) -> bool:

@@ -45,7 +45,7 @@ class Unsplit:
         draws = name_draws(self.names if self.groups is None else self.groups, self.seed)
         return np.unique(draws, return_inverse=True)[1]
 
-    def known_parts(self, parts: Sequence[str]) -> Rows:
+    def recorded_parts(self, parts: Sequence[str]) -> Rows:
         """Return the number of the part in which each image or its group was kept (N,).
 
         The number is -1 for new images. Splits that are not among the parts, and groups that were
@@ -75,7 +75,7 @@ def split_images(
     """
     parts, rest = dict[str, Rows](), np.arange(len(images.names))
     if tested is not None:
-        known = images.known_parts(["test", "train"])
+        known = images.recorded_parts(["test", "train"])
         is_tested = np.where(
             known < 0,
             _fold_mask(images, tested) if isinstance(tested, Fold) else tested,
@@ -87,7 +87,7 @@ def split_images(
     if not fractions:
         return parts | {"train": rest}
     every = np.array([*fractions.values(), 1 - sum(fractions.values())])
-    known = images.known_parts([*fractions, "train"])
+    known = images.recorded_parts([*fractions, "train"])
     if images.groups is None:
         found = _split_by_hash(images, every, known)
     else:

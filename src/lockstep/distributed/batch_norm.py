@@ -53,8 +53,8 @@ def _build_kernels() -> ModuleType | None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             text = (
-                "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: "
-                f"{reason}"
+                "lockstep: batch norms use torch's slower kernels, because those of Triton cannot "
+                f"be built: {reason}"
             )
             print(text, file=sys.stderr, flush=True)
         return None

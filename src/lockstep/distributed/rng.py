@@ -147,8 +147,8 @@ class ExactDropout(nn.Module):
                 torch.rand((min(size, total - start), *shape), generator=source, device=x.device)
                 >= self.p
             )
-            kept = drawn[max(lo - start, 0) : hi - start]
-            keep[max(start - lo, 0) :][: len(kept)] = kept
+            block = drawn[max(lo - start, 0) : hi - start]
+            keep[max(start - lo, 0) :][: len(block)] = block
         self.most_draws = max(self.most_draws, len(self.draws))
         return keep
 
@@ -223,14 +223,14 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
     """
     names = {module: name for name, module in net.named_modules()}
     before: dict[nn.Module, Tensor] = {}
-    found: list[str] = []
+    descriptions: list[str] = []
 
     def enter(layer: nn.Module, inputs: Any) -> None:
         before[layer] = torch.get_rng_state()
 
     def leave(layer: nn.Module, inputs: Any, outputs: Any) -> None:
         if not torch.equal(before[layer], torch.get_rng_state()):
-            found.append(f"{names[layer]!r} ({type(layer).__name__})")
+            descriptions.append(f"{names[layer]!r} ({type(layer).__name__})")
 
     hooks = [layer.register_forward_pre_hook(enter) for layer in names]
     hooks += [layer.register_forward_hook(leave) for layer in names]
@@ -240,7 +240,7 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None
+    return descriptions[0] if descriptions else None
 
 
 def _depends_on_the_rank(module: nn.Module) -> bool:

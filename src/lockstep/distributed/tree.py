@@ -29,7 +29,7 @@ def largest_subtrees(span: Span, own: range) -> list[Span]:
         return []
     if own.start <= lo and hi <= own.stop:
         return [span]
-    return [found for half in halves(span) for found in largest_subtrees(half, own)]
+    return [subtree for half in halves(span) for subtree in largest_subtrees(half, own)]
 
 
 def add_tree(span: Span, sums: Mapping[Span, Tensor]) -> Tensor:
@@ -56,11 +56,11 @@ def add_over_ranks(subtrees: Sequence[Sequence[Span]], own: Tensor) -> Tensor:
         rows = own.new_zeros(most, len(part))
         rows[: len(own)] = sums
         every = all_gather(rows.view(-1)).view(len(subtrees), most, -1).clone()
-        known = {
+        sums_by_span = {
             span: row
             for spans, of_rank in zip(subtrees, every, strict=True)
             # Some ranks have fewer subtrees than rows.
             for span, row in zip(spans, of_rank, strict=False)
         }
-        part.copy_(add_tree(whole, known))
+        part.copy_(add_tree(whole, sums_by_span))
     return total

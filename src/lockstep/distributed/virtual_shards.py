@@ -53,7 +53,7 @@ class VirtualShards:
         self._barrier = threading.Barrier(self.num_parts, action=self._gather_all)
         self._gather: Callable[[list[Any]], Any] = list
 
-    def __deepcopy__(self, known: dict[int, Any]) -> "VirtualShards":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "VirtualShards":
         return self  # The shards belong to the process, also for a copy of its module.
 
     def __enter__(self) -> "VirtualShards":

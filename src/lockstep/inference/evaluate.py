@@ -19,7 +19,7 @@ from lockstep.assembly.agreement import together
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks import reliability
-from lockstep.callbacks.own_module import metrics_of
+from lockstep.callbacks.custom_module import metrics_of
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
@@ -207,7 +207,7 @@ def find_images(
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, is_other=True, kept=data_record.known_splits(run))
+            files = files_of(section, is_other=True, kept=data_record.recorded_splits(run))
         table = _match_classes(files.table, form.class_names)
         chosen = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]

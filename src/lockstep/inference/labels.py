@@ -15,7 +15,7 @@ from lockstep.runs.files import atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
-from lockstep.system.terminal import new_table, print_table, say, terminal
+from lockstep.system.terminal import new_table, print_line, print_table, terminal
 from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
 
@@ -152,21 +152,24 @@ def _show(facts: dict[str, Any]) -> None:
         if count > MAX_ROWS:
             out.print(f"... and {count - MAX_ROWS:,} more", style="dim")
         out.print()
-    say(
+    print_line(
         out,
-        f"{_summary(facts)}; {facts['suspicious_by_chance']:.1f} would be if all labels were "
-        "right.",
+        f"{_summary(facts)}, and {facts['suspicious_by_chance']:.1f} are expected if all labels "
+        "are right.",
     )
-    say(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
+    print_line(out, f"Estimated fraction of wrong labels: {100 * facts['wrong_fraction']:.1f} %.")
     if not facts["predictions"]:
-        say(
+        print_line(
             out,
             "Only the validation and test images are judged: the network has learned the others. "
             "A sweep over data.folds=5 data.fold=0,1,2,3,4 judges all.",
         )
     output, pictures = (quote_path(Path(facts[key])) for key in ("output", "pictures"))
-    say(out, f"All images, the most suspicious first: {output}; pictures of the first: {pictures}")
-    say(out, "Correct the column label, or remove rows, and train on the list:")
+    print_line(
+        out,
+        f"All images, the most suspicious first: {output}. The first ones as a picture: {pictures}",
+    )
+    print_line(out, "Correct the column label, or remove rows, and train on the list:")
     splits = "" if facts["predictions"] else " data.split_column=split"
     columns = f"data.path_column=file 'data.target_columns=[label]'{splits}"
     root = f"data.root={quote_path(Path(facts['root']))} " if facts["root"] is not None else ""

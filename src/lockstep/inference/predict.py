@@ -14,7 +14,7 @@ from torch import Tensor
 from lockstep.assembly import data_record, networks, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
-from lockstep.callbacks.own_module import hash_of
+from lockstep.callbacks.custom_module import hash_of
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.inference.row_chunks import RowWriter
 from lockstep.inference.selective import UNKNOWN
 from lockstep.runs.files import uncell
-from lockstep.system.terminal import new_table, print_table, say, terminal
+from lockstep.system.terminal import new_table, print_line, print_table, terminal
 from lockstep.system.text import join_names, plural
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
@@ -96,8 +96,8 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
         found = join_names(
             [f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES
         )
-        say(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
+        print_line(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
     if num_images > MAX_ROWS:
         if doubts:
-            say(out, f"Least certain: {', '.join(text for _, text in doubts)}")
-        say(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")
+            print_line(out, f"Least certain: {', '.join(text for _, text in doubts)}")
+        print_line(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")

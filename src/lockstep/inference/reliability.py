@@ -23,7 +23,7 @@ from lockstep.inference import class_report
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
 from lockstep.models.predictions import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
-from lockstep.system.terminal import measure, new_table, print_table, say, terminal
+from lockstep.system.terminal import measure, new_table, print_line, print_table, terminal
 from lockstep.system.text import plural
 
 SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
@@ -236,4 +236,4 @@ def show(result: dict[str, Any], title: str = "probabilities") -> None:
         text = "; ".join(filter(None, [fitted, result["note"]]))
     else:
         text = f"none: {result['note']}"
-    say(out, f"calibration: {text}")
+    print_line(out, f"calibration: {text}")

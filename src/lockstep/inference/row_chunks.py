@@ -174,13 +174,13 @@ def prepare(output: Path) -> None:
         is_temporary = files.LEFTOVER.fullmatch(hidden.name) is not None
         if not is_temporary or hidden.name.rsplit(".", 2)[0] != f".{output.name}":
             continue
-        is_held = files.is_held(hidden)
-        if is_held:
+        is_locked = files.is_locked(hidden)
+        if is_locked:
             raise ValueError(
                 f"{display_path(output)} is being written by another process: "
                 "wait for it to end, or choose another --output"
             )
-        if is_held is False:
+        if is_locked is False:
             files.remove(hidden)
 
 

@@ -85,17 +85,17 @@ def fit(
     count = sum(gather_objects(len(outputs)))
     if targets.dim() == 1:
         slope, note = _fit_classes(outputs, targets, device, count)
-        found = [(slope, 0.0, note)]
+        fits = [(slope, 0.0, note)]
     else:
         pairs = zip(outputs.unbind(1), targets.unbind(1), strict=True)
-        found = [_fit_label(values.double().numpy(), ones.numpy() > 0) for values, ones in pairs]
+        fits = [_fit_label(values.double().numpy(), ones.numpy() > 0) for values, ones in pairs]
         left_out = defaultdict[str, list[str]](list)
-        for name, (_, _, reason) in zip(names, found, strict=True):
+        for name, (_, _, reason) in zip(names, fits, strict=True):
             left_out[reason].append(name)
         note = "; ".join(
             f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason
         )
-    slopes, offsets, _ = zip(*found, strict=True)
+    slopes, offsets, _ = zip(*fits, strict=True)
     slope, offset = (torch.tensor(numbers, dtype=torch.float64) for numbers in (slopes, offsets))
     return {"slope": slope, "offset": offset, "num_images": count, "note": note}
 

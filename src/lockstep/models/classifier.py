@@ -190,12 +190,12 @@ class Classifier(L.LightningModule):
         Weights and the state of the fit are shared.
         """
         shared = (self.virtual, self.trainer, self._step, self._guard)
-        known: dict[int, Any] = {id(each): each for each in shared}
+        memo: dict[int, Any] = {id(each): each for each in shared}
         for parameter in self.parameters():
-            known[id(parameter)] = nn.Parameter(
+            memo[id(parameter)] = nn.Parameter(
                 parameter.detach(), requires_grad=parameter.requires_grad
             )
-        module = copy.deepcopy(self, known)
+        module = copy.deepcopy(self, memo)
         module.counts.own.zero_()
         return module
 

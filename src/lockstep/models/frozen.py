@@ -64,15 +64,15 @@ def head_inputs(net: nn.Module, head: str) -> Iterator[list[Tensor]]:
 
     There is one for each call of the network by this thread.
     """
-    found: list[Tensor] = []
+    features: list[Tensor] = []
     thread = threading.get_ident()
 
     def collect(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == thread:
-            found.append(inputs[0])
+            features.append(inputs[0])
 
     handle = net.get_submodule(head).register_forward_pre_hook(collect)
     try:
-        yield found
+        yield features
     finally:
         handle.remove()

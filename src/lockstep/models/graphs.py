@@ -126,13 +126,13 @@ class GraphedModule:
         # capture.
         if min(gather_objects(len(inputs))) < 2:
             return None
-        made: list[Graphs] = []
-        if not self._all_agree(lambda: made.append(self._capture_graphs(inputs))):
+        captures: list[Graphs] = []
+        if not self._all_agree(lambda: captures.append(self._capture_graphs(inputs))):
             return None
         is_equal = self._all_agree(
-            lambda: self._difference(made[0], inputs, shard), exchanges=is_distributed()
+            lambda: self._difference(captures[0], inputs, shard), exchanges=is_distributed()
         )
-        return made[0] if is_equal else None
+        return captures[0] if is_equal else None
 
     def _all_agree(self, work: Callable[[], str | None], *, exchanges: bool = False) -> bool:
         """Return whether `work` returns no problem on any rank. If it does, stay eager.
@@ -250,10 +250,10 @@ class GraphedModule:
         for dropout in self._dropouts:
             dropout.shard = shard
         expected = results(functional_call(self._module, moved, (inputs,)), moved)
-        found = results(self._replay(graphs, inputs, shard), buffers)
+        replayed = results(self._replay(graphs, inputs, shard), buffers)
         for name, value in buffers.items():
             value.copy_(before[name])
-        is_equal = all(_is_close(*pair) for pair in zip(found, expected, strict=True))
+        is_equal = all(_is_close(*pair) for pair in zip(replayed, expected, strict=True))
         return None if is_equal else "the network does not compute the same in every pass"
 
 
@@ -312,13 +312,13 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     graph.capture_end()
 
 
-def _is_close(found: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> bool:
+def _is_close(values: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> bool:
     """Return whether tensors are equal, or close enough if they are floats.
 
     All floats together may differ as much as those of kernels that are not deterministic.
     """
     gap = size = 0.0
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(values, expected, strict=True):
         if one is None or other is None:
             if one is not other:
                 return False

@@ -56,13 +56,13 @@ def torchvision(
             adapt_channels(convolution.weight.detach(), in_channels).clone()
         )
         convolution.in_channels = in_channels
-    known: Any = models.get_model_weights(name)
-    if pretrained is True and not len(known):
+    choices: Any = models.get_model_weights(name)
+    if pretrained is True and not len(choices):
         raise ValueError(
             f"model.pretrained=true: torchvision has no weights of {name}: "
             "use model.pretrained=false"
         )
-    preset = known.DEFAULT.transforms() if len(known) else None
+    preset = choices.DEFAULT.transforms() if len(choices) else None
     size = preset.crop_size[0] if preset is not None else None
     mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
     origin = replace(

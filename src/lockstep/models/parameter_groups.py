@@ -38,13 +38,13 @@ class ParameterGroups:
 
     def __init__(self, net: nn.Module, task: nn.Module, rules: Sequence[ParameterRule]) -> None:
         named = (*net.named_parameters(), *task.named_parameters("task"))
-        found = [(parameter, rule_of(name, rules)) for name, parameter in named]
-        for parameter, rule in found:
+        pairs = [(parameter, rule_of(name, rules)) for name, parameter in named]
+        for parameter, rule in pairs:
             if rule.frozen_epochs is None:
                 parameter.requires_grad_(False)
-        self._trained = [(parameter, rule) for parameter, rule in found if parameter.requires_grad]
+        self._trained = [(parameter, rule) for parameter, rule in pairs if parameter.requires_grad]
         self._rules = (DEFAULT, *rules)
-        epochs = {parameter: rule.frozen_epochs for parameter, rule in found}
+        epochs = {parameter: rule.frozen_epochs for parameter, rule in pairs}
         self._norms: list[tuple[nn.Module, int]] = []
         for norm in (module for module in net.modules() if isinstance(module, internals.BatchNorm)):
             own = [epochs[parameter] for parameter in norm.parameters(recurse=False)]

@@ -151,10 +151,10 @@ class Outcomes:
             order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
         best, own, *scores = (part[order] for part in others)
         raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
-        found = Findings(
+        findings = Findings(
             self._num_classes, indices[order], labels[order], best, own, raw, calibrated
         )
-        return found if len(order) else None
+        return findings if len(order) else None
 
 
 def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:

@@ -27,8 +27,8 @@ class Origin:
 
 
 def origin_of(net: nn.Module) -> Origin:
-    found = getattr(net, "origin", None)
-    return found if isinstance(found, Origin) else Origin()
+    origin = getattr(net, "origin", None)
+    return origin if isinstance(origin, Origin) else Origin()
 
 
 def attach_ends(net: nn.Module, num_outputs: int) -> Origin:

@@ -157,11 +157,11 @@ class OptimizerStep:
         """
         for group in self._optimizer.param_groups if starting else ():
             late = starting.intersection(group["params"])
-            known = [
+            states = [
                 self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state
             ]
             if group.get("fused") and any(
-                state.get("momentum_buffer") is not None for state in known
+                state.get("momentum_buffer") is not None for state in states
             ):
                 for parameter in late - self._optimizer.state.keys():
                     self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(

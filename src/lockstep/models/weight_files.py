@@ -31,49 +31,49 @@ def load_weights(
     Names that do not fit are converted by `convert`. Raises ValueError if the file has no weights,
     or those of another network.
     """
-    given, notes = _read(expand_path(path))
+    tensors, notes = _read(expand_path(path))
     own, errors = net.state_dict(), list[Exception]()
-    prefix = _common_prefix(own, given)
+    prefix = _common_prefix(own, tensors)
     ways: dict[str, Callable[[State], State]] = {
         f"names without {prefix}" if prefix else "": partial(_without, prefix),
         "names converted by timm": convert,
     }
     for way, rename in ways.items():
         try:
-            state = rename(given)
-            found = fit_weights(state, net, origin)
+            state = rename(tensors)
+            weights = fit_weights(state, net, origin)
         except Exception as error:  # Libraries raise any exception for names they do not know.
             errors.append(error)
             continue
-        net.load_state_dict(found, strict=False)
-        head = [name for name in own if name in state and name not in found][:1]
+        net.load_state_dict(weights, strict=False)
+        head = [name for name in own if name in state and name not in weights][:1]
         classes = [
             f" ({plural(len(state[name]), 'class', 'classes')}, here {len(own[name]):,})"
             for name in head
         ]
         return "; ".join(
-            [*describe(own, found, state, "".join(classes)), *notes, *filter(None, [way])]
+            [*describe(own, weights, state, "".join(classes)), *notes, *filter(None, [way])]
         )
     raise errors[0]
 
 
-def describe(own: State, found: State, state: State, classes: str) -> list[str]:
-    """Return how many tensors of `own` are in `found`, and which are new or adapted.
+def describe(own: State, weights: State, state: State, classes: str) -> list[str]:
+    """Return how many tensors of `own` are in `weights`, and which are new or adapted.
 
     A tensor is adapted if its shape differs from that in `state`.
     """
     new = [
         name.removeprefix("net.")
         for name in own
-        if name not in found and not name.endswith(COUNTER)
+        if name not in weights and not name.endswith(COUNTER)
     ]
-    adapted = [name for name, value in found.items() if value.shape != state[name].shape]
-    parts = [f"{len(found)} of {len(found) + len(new)} tensors taken"]
+    adapted = [name for name, value in weights.items() if value.shape != state[name].shape]
+    parts = [f"{len(weights)} of {len(weights) + len(new)} tensors taken"]
     if new:
         parts.append(f"new: {join_names(new, MAX_KEYS_NAMED)}{classes}")
     if adapted:
         channels = (
-            f"{plural(state[adapted[0]].shape[1], 'channel')}, here {found[adapted[0]].shape[1]}"
+            f"{plural(state[adapted[0]].shape[1], 'channel')}, here {weights[adapted[0]].shape[1]}"
         )
         parts.append(
             f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})"
@@ -87,7 +87,7 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
     A head that does not fit is left out. Raises ValueError with the first of the other weights that
     do not fit.
     """
-    own, found, wrong = net.state_dict(), {}, []
+    own, weights, wrong = net.state_dict(), {}, []
     for name, value in own.items():
         layer, other = name.rpartition(".")[0], state.get(name)
         if (
@@ -98,7 +98,7 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
         ):
             other = adapt_channels(other, value.shape[1])
         if other is not None and other.shape == value.shape:
-            found[name] = other
+            weights[name] = other
         elif layer not in origin.head and (other is not None or not name.endswith(COUNTER)):
             shape = list(other.shape) if other is not None else "missing"
             wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
@@ -110,7 +110,7 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
     if wrong:
         more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
         raise ValueError(f"the weights are of another network: {wrong[0]}{more}")
-    return found
+    return weights
 
 
 def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
@@ -181,9 +181,9 @@ def _load(path: str) -> dict[Any, Any]:
     except Exception as error:  # Decoders can raise any exception.
         if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
             raise ValueError(
-                f"it has a {found[1]}, which could run code: save its tensors alone"
+                f"it contains a {found[1]}, which could run code: save only its tensors"
             ) from error
         raise ValueError(
-            f"it is damaged, or no file of torch or safetensors: {type(error).__name__}"
+            f"it is damaged, or not a file of torch or safetensors: {type(error).__name__}"
         ) from error
     return saved if isinstance(saved, dict) else {}

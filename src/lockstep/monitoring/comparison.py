@@ -12,7 +12,14 @@ from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find
 from lockstep.system.redaction import redact
-from lockstep.system.terminal import duration, new_table, print_table, printable, say, terminal
+from lockstep.system.terminal import (
+    duration,
+    new_table,
+    print_line,
+    print_table,
+    printable,
+    terminal,
+)
 from lockstep.system.trees import from_yaml, leaves
 
 OTHERWISE = ("resume", "sweep", "launcher")  # These settings do not change the training.
@@ -34,7 +41,7 @@ def compare_runs(names: Sequence[str], *, is_json: bool) -> int:
     _show("results", [(key, [_result(key, value) for value in values]) for key, values in results])
     if settings:
         print()
-        say(
+        print_line(
             terminal(), "One run of each says nothing about the settings. Sweeps of their seeds do."
         )
     return 0

@@ -17,7 +17,7 @@ from lockstep.runs.discovery import Watched, differing_overrides
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
-from lockstep.system.terminal import new_table, print_table, printable, say
+from lockstep.system.terminal import new_table, print_line, print_table, printable
 from lockstep.system.text import plural
 
 COLUMNS = ("state", "run", "best", "settings", "epoch", "s/epoch", "started")
@@ -40,7 +40,7 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
     else:
         out = terminal.terminal()
         if out.is_terminal:
-            say(out, _head(root, runs), "bold")
+            print_line(out, _head(root, runs), "bold")
         print_table(table(runs, out), out)
     return 0
 
@@ -49,7 +49,9 @@ def _check_column(runs: Sequence[Listed], key: str) -> None:
     if runs and key not in COLUMNS and all(run.value(key) is None for run in runs):
         metrics = sorted({name for run in runs for name in run.facts["metrics"]})
         names = ", ".join([*COLUMNS, *metrics])
-        raise ValueError(f"--sort {key} is in no run: choose from {names}, or a typed setting.")
+        raise ValueError(
+            f"--sort {key} is not in any run: choose from {names}, or a typed setting."
+        )
 
 
 def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:

@@ -72,7 +72,7 @@ def readable(typed: Sequence[str]) -> list[str]:
         raise ConfigError(Error("value", repr(typed), "is not a list of settings", fix))
     multirun = ("-m", "--multirun")
     errors = [
-        Error("conflict", text, "is of a sweep", "remove it, and call lockstep.sweep")
+        Error("conflict", text, "is for a sweep", "remove it, and call lockstep.sweep")
         for text in typed
         if text in multirun
     ]

@@ -132,7 +132,7 @@ def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
         with contextlib.suppress(PermissionError):  # The file belongs to another user.
             os.fchmod(file.fileno(), writers | writers << 1)
         attempts = itertools.count() if is_patient else range(19)
-        for _ in attempts:  # `is_held` in another process takes the lock for a short time.
+        for _ in attempts:  # `is_locked` in another process takes the lock for a short time.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -142,7 +142,7 @@ def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
         yield
 
 
-def is_held(path: Path) -> bool | None:
+def is_locked(path: Path) -> bool | None:
     """Check whether a live process on this machine holds the lock of a file.
 
     Returns None if the file cannot be opened.
@@ -345,7 +345,7 @@ def _drop_half_line(file: BinaryIO) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def is_own_folder(path: Path) -> bool:
+def is_folder_of_user(path: Path) -> bool:
     """Check that a folder belongs to this user and is not a link.
 
     In /tmp, other users can create any name.

@@ -343,7 +343,7 @@ class RunFolder:
 
         Returns None for a run of another user.
         """
-        return files.is_held(self.lock_file)
+        return files.is_locked(self.lock_file)
 
     def now_s(self) -> float:
         """Return the time by the clock of the file system, which may be that of a file server."""
@@ -359,7 +359,7 @@ class RunFolder:
 
         Returns None for a job of another user.
         """
-        return files.is_held(self.job_lock)
+        return files.is_locked(self.job_lock)
 
     def remove_leftovers(self, *, is_deep: bool = True) -> None:
         """Remove temporary files of killed writers, such as half a checkpoint.

@@ -141,6 +141,6 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     frames = list(tracebacks.FRAME.finditer(stack))
     if not frames:
         return f"{line}\n"
-    inner = (tracebacks.own_frames(stack) or frames)[0]
+    inner = (tracebacks.project_frames(stack) or frames)[0]
     lines = [f"{line}, in {tracebacks.place(inner)}", "Most recent call first:"]
     return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"

@@ -110,7 +110,7 @@ def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
             "The same command shows their progress."
         )
     elif num_live:
-        text = "Nothing to submit: the other trials wait or run."
+        text = "Nothing to submit: the other trials are pending or running."
     else:
         return f"All trials are done. {TEST_LATER}"
     commands = [f"lockstep jobs {command} {where}" for command in ("list", "wait", "cancel")]

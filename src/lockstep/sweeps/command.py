@@ -165,16 +165,16 @@ def run_sweep(
     ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
 
-    def tell(text: str) -> None:
+    def print_unless_silent(text: str) -> None:
         if text and not config.silent:
             print(text, flush=True)
 
-    tell(_first_line(ledger, num_done, total, num_parallel))
+    print_unless_silent(_first_line(ledger, num_done, total, num_parallel))
     try:
         code = course_of(source=source, view=view, task=task).run()
     finally:
         write(ledger, table_of({}))
-    tell(source.note)
+    print_unless_silent(source.note)
     chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
     if chosen:
         for trial in chosen:  # The trial may be from an earlier command.
@@ -185,7 +185,7 @@ def run_sweep(
             what = (
                 f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
             )
-        tell(f"Testing {what} ...")
+        print_unless_silent(f"Testing {what} ...")
         silent = views.View(table_of, total, is_silent=True)
         code = course_of(source=Grid(chosen), view=silent, task="test").run() or code
         write(ledger, table_of({}))
@@ -193,13 +193,13 @@ def run_sweep(
     if not config.silent:
         views.show_table(table_of({}), ledger.path)
     answer({"path": str(ledger.path), **table_facts(ledger, table_of({}))})
-    tell("\n".join(joined))
+    print_unless_silent("\n".join(joined))
     if is_submitted and pool.trials:
-        tell(job_pool.remaining_text(ledger, len(pool.trials), arguments))
+        print_unless_silent(job_pool.remaining_text(ledger, len(pool.trials), arguments))
     elif code:
-        tell("Not all trials are done: the same command again resumes the sweep.")
+        print_unless_silent("Not all trials are done: the same command again resumes the sweep.")
     elif is_submitted and config.sweep.test == "best":
-        tell(f"All trials are done. {array.TEST_LATER}")
+        print_unless_silent(f"All trials are done. {array.TEST_LATER}")
     if untested and not code:
         print(untested, file=sys.stderr, flush=True)
         return EXIT_FAILED
@@ -276,7 +276,7 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
         where = quote_path(ledger.path)
         what = f"trial {min(live)} of {display_path(ledger.path)}"
         hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
-        raise ConfigError(Error("busy", what, "is a job that waits or runs", hint))
+        raise ConfigError(Error("busy", what, "has a pending or running job", hint))
     for trial in ledger.trials:
         if trial.number not in live and trial.state in LIVE_STATES:
             problem = "is being trained by another process"

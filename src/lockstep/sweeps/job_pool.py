@@ -74,7 +74,7 @@ class JobPool:
         except ValueError as error:
             if str(error) != self._last_error:  # The same error is printed once in a row.
                 print(
-                    f"{error} The search waits for an answer; its jobs continue.",
+                    f"{error} The search waits until SLURM responds; its jobs continue.",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -207,7 +207,7 @@ class Draws(Grid):
         )
         done = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
-        return f"{name} drew only known points {MAX_REPEATS} times in a row: {done}. {hint}"
+        return f"{name} drew only earlier points, {MAX_REPEATS} times in a row: {done}. {hint}"
 
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws.

@@ -14,7 +14,7 @@ from lockstep.monitoring import formatting
 from lockstep.runs.files import print_json
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps.pool import LOG
-from lockstep.system.terminal import duration, new_table, print_table, say, terminal
+from lockstep.system.terminal import duration, new_table, print_line, print_table, terminal
 from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Row
 from lockstep.trials.table import Table, description, present_table, table_facts, text
@@ -44,7 +44,9 @@ class View:
             else str(trial.number)
         )
         how = "is" if trial.device.startswith("job ") else "starts on"
-        self._say(f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}")
+        self._print_line(
+            f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}"
+        )
 
     def report_end(self, trial: Trial, state: str) -> None:
         if not self._is_silent:
@@ -56,27 +58,29 @@ class View:
             )
             used = duration(time.monotonic() - self._since[trial.number])
             line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
-            self._say(line, formatting.STYLES.get(state, "red"))
+            self._print_line(line, formatting.STYLES.get(state, "red"))
         if state == "failed":
             out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
             known = log if log.exists() else Path(folder.read_job().get("log", log))
-            say(
+            print_line(
                 out,
                 f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}",
                 "red",
             )
-            say(out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red")
+            print_line(
+                out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red"
+            )
 
     def report_stop(self, reason: str) -> None:
-        self._say(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
+        self._print_line(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def _describe(self, trial: Trial) -> str:
         return description(trial, [row.trial for row in self._table({}, known=self._rows).rows])
 
-    def _say(self, text: str, style: str | Style = "") -> None:
+    def _print_line(self, text: str, style: str | Style = "") -> None:
         if not self._is_silent:
-            say(self._out, text, style)
+            print_line(self._out, text, style)
 
 
 def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
@@ -92,11 +96,11 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
         out.print()
     _print(_trials(sweep_table, sweep_table.rows[:MAX_ROWS], out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
-        say(out, note, "red" if note.startswith("Trial ") else "")
+        print_line(out, note, "red" if note.startswith("Trial ") else "")
     if sum(group.n > 1 for group in sweep_table.groups) > 1:
-        say(out, f"More than chance? lockstep compare {quote_path(folder)}")
+        print_line(out, f"More than chance? lockstep compare {quote_path(folder)}")
     if has_files:
-        say(out, f"Full table: {display_path(folder)}/table.csv, table.json")
+        print_line(out, f"Full table: {display_path(folder)}/table.csv, table.json")
 
 
 def _print(made: RichTable, num_rows: int, out: Console) -> None:

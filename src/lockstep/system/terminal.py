@@ -91,7 +91,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def say(out: Console, text: str, style: str | Style = "") -> None:
+def print_line(out: Console, text: str, style: str | Style = "") -> None:
     """Print a text.
 
     On a terminal, it is broken between words, and indented from its second line on.
@@ -122,7 +122,7 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     shown = [row for row in rows if row[1]]
     wide = 2 + max(len(name) for name, _ in shown)
     rule = Text(("-" if out.options.ascii_only else "─") * min(78, out.width), style="dim")
-    say(out, title, "bold")
+    print_line(out, title, "bold")
     out.print(rule)
     for name, value in shown:
         if isinstance(value, str):

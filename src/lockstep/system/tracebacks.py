@@ -27,7 +27,7 @@ MAX_FRAMES = 4
 MAX_LINES = 5
 
 
-def own_frames(text: str) -> list[re.Match[str]]:
+def project_frames(text: str) -> list[re.Match[str]]:
     """Return the frames in `text` that belong to the user's own code.
 
     They are outside of Lockstep, the standard library and installed packages.
@@ -60,7 +60,7 @@ def cause(text: str) -> str:
 
     For a text without a traceback, returns its first line.
     """
-    own = _own_part(text)
+    own = _last_project_traceback(text)
     return next(iter(_error(own or text) or text.splitlines()), "") + _source(own)
 
 
@@ -73,12 +73,12 @@ def shorten(text: str) -> str:
     """
     if TITLE not in text:
         return text.partition("\n\n")[0]
-    own = _own_part(text)
+    own = _last_project_traceback(text)
     if not own:
         return text
     frames = [
         f"  {place(each)}\n    {each['source'] or ''}".rstrip()
-        for each in own_frames(own)[-MAX_FRAMES:]
+        for each in project_frames(own)[-MAX_FRAMES:]
     ]
     return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MAX_LINES]])
 
@@ -101,14 +101,14 @@ def report(text: str, where: tuple[str, str] | None) -> str:
     return f"{short}\n{whole}" if short != text else f"{text}\nThe run failed: {run}"
 
 
-def _own_part(text: str) -> str:
+def _last_project_traceback(text: str) -> str:
     """Return the last traceback of a chain that has own frames, or "" without one."""
     parts = CHAIN.split(text) if TITLE in text else ()
-    return next((each for each in reversed(parts) if own_frames(each)), "")
+    return next((each for each in reversed(parts) if project_frames(each)), "")
 
 
 def _source(text: str) -> str:
-    own = own_frames(text)
+    own = project_frames(text)
     return f", in {place(own[-1])}: {own[-1]['source']}" if own else ""
 
 

@@ -85,9 +85,8 @@ class Scores(nn.Module):
                     isinstance(value, Tensor) and value.numel() != 1
                 ):
                     raise MetricError(
-                        f"task.metrics.{name} ({type(metric).__name__}) returns no single number: "
-                        "average over "
-                        "classes, or wrap it in torchmetrics.ClasswiseWrapper"
+                        f"task.metrics.{name} ({type(metric).__name__}) does not return a single "
+                        "number: average over classes, or wrap it in torchmetrics.ClasswiseWrapper"
                     )
                 yield (f"{name}_{part}" if part else name), float(value)
 

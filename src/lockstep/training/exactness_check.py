@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lockstep.assembly import run_parts
 from lockstep.assembly.session import open_session
-from lockstep.callbacks.own_module import metrics_of, micro_batches, steps_done
+from lockstep.callbacks.custom_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build
 from lockstep.config.errors import ConfigError, Error
@@ -157,10 +157,10 @@ class Trace(L.Callback):
         losses = task.losses
 
         def record_losses(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-            found = losses(outputs, batch)
+            result = losses(outputs, batch)
             if task.training:
-                self._record(LOSSES, found[0] if isinstance(found, tuple) else found, place)
-            return found
+                self._record(LOSSES, result[0] if isinstance(result, tuple) else result, place)
+            return result
 
         task.losses = record_losses
 

@@ -15,7 +15,7 @@ from lockstep.models.libraries import repeat_channels
 from lockstep.models.pretrained_metadata import attach_ends
 from lockstep.models.weight_files import State, describe, fit_weights
 from lockstep.runs.naming import display_path
-from lockstep.system.terminal import say, terminal
+from lockstep.system.terminal import print_line, terminal
 
 OF_A_PROGRAM = (
     "is not a checkpoint of a run",
@@ -39,20 +39,20 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
     origin = attach_ends(net, len(images.class_names))
-    given = {
+    tensors = {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
-    if not given:
+    if not tensors:
         raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
     if not is_same:
-        given = {
+        tensors = {
             name: value
-            for name, value in given.items()
+            for name, value in tensors.items()
             if name.rpartition(".")[0] not in origin.head
         }
     try:
-        found = {
-            f"{prefix}{name}": value for name, value in fit_weights(given, net, origin).items()
+        weights = {
+            f"{prefix}{name}": value for name, value in fit_weights(tensors, net, origin).items()
         }
     except ValueError as error:
         raise ConfigError(
@@ -68,26 +68,26 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
         task = {
             name: value for name, value in state.items() if name.startswith("task.") and name in own
         }
-        found |= {
+        weights |= {
             name: value
             for name, value in task.items()
             if is_same and value.shape == own[name].shape
         }
         if "mean" in state:  # The checkpoint of a custom module does not have it.
-            found |= _normalize(module, state)
-    module.load_state_dict(found, strict=False)
+            weights |= _normalize(module, state)
+    module.load_state_dict(weights, strict=False)
     if session.rank == 0 and not session.config.silent:
         counts = len(classes) or "unknown", len(images.class_names)
         of_others = (
             "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
         )
         parts = describe(
-            own, found, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
+            own, weights, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
         )
         if len(parts) > 1:
-            say(terminal(), f"{setting}: {'; '.join(parts)}")
+            print_line(terminal(), f"{setting}: {'; '.join(parts)}")
         if not (is_same or origin.head):
-            say(
+            print_line(
                 terminal(),
                 f"{setting}: of other classes, but no layer has {counts[1]} outputs, "
                 "so all of it is taken",

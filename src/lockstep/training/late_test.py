@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts
 from lockstep.assembly.session import Session, agreed_checkpoint, open_session
-from lockstep.callbacks.own_module import metrics_of
+from lockstep.callbacks.custom_module import metrics_of
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import evaluation_precision
 from lockstep.data.module import ImageData

@@ -108,15 +108,15 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
     """
     _, name_key, id_key = SERVICES[section.target]
     fact = f"{name}_id"
-    known = session.folder.fact(fact)
-    supplied = {name_key: session.folder.path.name, id_key: known}
+    run_id = session.folder.fact(fact)
+    supplied = {name_key: session.folder.path.name, id_key: run_id}
     supplied = {key: value for key, value in supplied.items() if key not in section.arguments()}
     try:
         logger = build.build(section, save_dir=str(session.folder.path), **supplied)
         if session.rank > 0:
             return logger
         _ = logger.experiment
-        if known is None:
+        if run_id is None:
             session.folder.note(**{fact: logger.version})
             logger.log_hyperparams(redact(to_tree(session.config)))
     except Exception as error:  # This is the border to a service, which can raise any error.

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
-from lockstep.callbacks.own_module import metrics_of, skipped_steps, steps_done
+from lockstep.callbacks.custom_module import metrics_of, skipped_steps, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import errors
@@ -146,7 +146,7 @@ def show_header(
         rows.append(("worker weights", errors.literal(config.trainer.worker_weights)))
     if session.shards is not None:
         number = session.shards.count
-        rows.append(("shards", f"{number} virtual ones: the same bits on up to {number} workers"))
+        rows.append(("shards", f"{number} virtual shards: the same bits on up to {number} workers"))
     rows += [
         ("batch", _batch(session, data)),
         ("precision", f"{session.precision} ({session.precision_reason})"),

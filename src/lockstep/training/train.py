@@ -15,7 +15,7 @@ from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session, agreed_checkpoint, open_session
 from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
-from lockstep.callbacks.own_module import steps_done
+from lockstep.callbacks.custom_module import steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config.checks import metric_names, signatures

@@ -15,9 +15,16 @@ from typing import NamedTuple
 from lockstep.monitoring import comparison
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system.terminal import measure, say, terminal
+from lockstep.system.terminal import measure, print_line, terminal
 from lockstep.system.text import plural
-from lockstep.trials.differences import Difference, bounded, holm, paired_test, unpaired_test, words
+from lockstep.trials.differences import (
+    Difference,
+    bounded,
+    describe_difference,
+    holm,
+    paired_test,
+    unpaired_test,
+)
 from lockstep.trials.ledger import Ledger
 from lockstep.trials.out_of_fold import names as names_of
 from lockstep.trials.table import FOLD, REPEATS, num_tested_groups, present_table, text
@@ -90,19 +97,19 @@ def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
     out = terminal()
     marks = map(comparison.letter, range(len(sides)))
     for side in known:
-        say(out, f"{next(marks) if len(side.trials) > 1 else '-'}  {side}")
+        print_line(out, f"{next(marks) if len(side.trials) > 1 else '-'}  {side}")
     if len(names) > 1:
         comparison.show_settings(settings)
     out.print()
     for metric, at, each in found:
         results = _comparable_results(metric, sides[0], sides[at])
         means = " and ".join(measure(statistics.fmean(each.values())) for each in results)
-        sentence = words(
+        sentence = describe_difference(
             each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric)
         )
-        say(out, f"{metric} {means}: {sentence}")
+        print_line(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
-        say(out, f"p is adjusted for all {num_tests} pairs (Holm), the intervals are not.")
+        print_line(out, f"p is adjusted for all {num_tests} pairs (Holm), the intervals are not.")
     return 0
 
 

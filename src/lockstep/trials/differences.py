@@ -126,7 +126,7 @@ def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:
     return adjusted
 
 
-def words(found: Difference, second: str, over: str, *, is_max: bool | None) -> str:
+def describe_difference(found: Difference, second: str, over: str, *, is_max: bool | None) -> str:
     """Describe how `second` differs from A.
 
     `is_max` is None if neither direction is better.

@@ -28,7 +28,7 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware, json_output
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag, SignalList
-from lockstep.system.terminal import new_table, print_table, say, terminal
+from lockstep.system.terminal import new_table, print_line, print_table, terminal
 from lockstep.system.text import plural
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Verification:
         )
         precision = "its precision" if trainer.precision == "auto" else trainer.precision
         shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
-        say(self._out, f"Training {steps} in {precision}{shards}, on {where}: {ways} ...")
+        print_line(self._out, f"Training {steps} in {precision}{shards}, on {where}: {ways} ...")
         failures: dict[str, str] = {}
         for variant in (ALONE, *self._others):
             code = self._train(variant)
@@ -230,7 +230,7 @@ class Verification:
         print_table(_table(self._others, compared, self._out), self._out)
         texts = list(explanations(compared, failures, is_by_bits=self._is_by_bits))
         for text in texts:
-            say(self._out, text)
+            print_line(self._out, text)
         facts = {
             "is_exact": not texts,
             "limit": 0.0 if self._is_by_bits else LIMIT,
@@ -243,10 +243,12 @@ class Verification:
         if texts:
             return EXIT_FAILED
         if self._is_by_bits:
-            say(self._out, "Exact: every bit of weights, statistics and metrics is the same.")
+            print_line(
+                self._out, "Exact: every bit of weights, statistics and metrics is the same."
+            )
             return 0
         largest = max(kind.size for result in compared.values() for kind in result[:3])
-        say(
+        print_line(
             self._out,
             f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, "
             "for rounding).",

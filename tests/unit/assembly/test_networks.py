@@ -46,7 +46,8 @@ def test_refuse_draws_changes_nothing(config: Config) -> None:
 
 def test_refuse_draws_functional(config: Config) -> None:
     with pytest.raises(
-        ConfigError, match=r"the layer '' \(DropsByFunction\) draws random numbers by a function"
+        ConfigError,
+        match=r"the layer '' \(DropsByFunction\) draws random numbers that differ between workers",
     ):
         refuse_draws(config, DropsByFunction(1, 10, 4), SHAPE)
 

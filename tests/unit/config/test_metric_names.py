@@ -87,10 +87,13 @@ def test_names_custom_metric() -> None:
         ([f"{MONITOR}=val/f1"], f"{MONITOR}=val/f1 is not measured: choose from train/loss, "),
         ([OWN, f"{MONITOR}=val/mine"], "callbacks.checkpoint.mode=auto"),
         ([ECE, f"{MONITOR}=val/ece", f"{MODE}=max"], f"set {MODE}=min"),
-        ([LOSS, "task.class_weights=[1.0,2.0]"], "task.label_smoothing=0.1 is of cross-entropy"),
         (
             [LOSS, "task.class_weights=[1.0,2.0]"],
-            "task.class_weights=[1.0,2.0] is of cross-entropy",
+            "task.label_smoothing=0.1 is a setting of cross-entropy",
+        ),
+        (
+            [LOSS, "task.class_weights=[1.0,2.0]"],
+            "task.class_weights=[1.0,2.0] is a setting of cross-entropy",
         ),
     ],
 )

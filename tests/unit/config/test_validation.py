@@ -516,7 +516,7 @@ def test_lightning_callbacks_known() -> None:
         ("trainer.gradient_clip_norm=1", "trainer.gradient_clip_norm=1.0"),
         ("trainer.graph=true", "trainer.graph=true"),
         ("trainer.virtual_shards=2", "trainer.virtual_shards=2"),
-        ("module._target_=tests.support.own_modules.Plain", "module"),
+        ("module._target_=tests.support.custom_modules.Plain", "module"),
     ],
 )
 def test_newton_refuses(text: str, name: str) -> None:

@@ -292,7 +292,7 @@ def test_without_triton(
     assert [batch_norm._build_kernels() for _ in range(2)] == [None, None]
     batch_norm._build_kernels.cache_clear()
     line = (
-        "lockstep: batch norms use torch's slower kernels, Triton's cannot be built: "
-        "import of triton halted"
+        "lockstep: batch norms use torch's slower kernels, because those of Triton cannot be "
+        "built: import of triton halted"
     )
     assert capsys.readouterr().err.startswith(line)

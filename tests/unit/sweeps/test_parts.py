@@ -700,7 +700,7 @@ def test_collect_unresponsive_scheduler(cluster: Cluster, tmp_path: Path) -> Non
     ledger = book(tmp_path / "sweep", "seed=0")
     pool = pool_of(ledger)
     pool.start(ledger.trials[0], "train")
-    cluster.error = "squeue did not answer."
+    cluster.error = "squeue did not respond."
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 

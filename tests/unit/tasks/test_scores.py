@@ -180,7 +180,7 @@ def test_average_over_ranks_refused() -> None:
     [
         (
             MulticlassAccuracy(4, average="none"),
-            r"task\.metrics\.mine \(MulticlassAccuracy\) returns no single number",
+            r"task\.metrics\.mine \(MulticlassAccuracy\) does not return a single number",
         ),
         (PearsonCorrCoef(), r"task\.metrics\.mine \(PearsonCorrCoef\) cannot be updated"),
     ],

@@ -39,7 +39,9 @@ def errors(config: Config) -> Iterator[Error]:
             "use bfloat16 or float32",
         ),
     )
-    problem = f"is of Lockstep's own module, which module._target_={config.module.target} replaces"
+    problem = (
+        f"is a setting of Lockstep's module, which module._target_={config.module.target} replaces"
+    )
     for key, value, default, hint in settings:
         if value != default:
             yield Error("conflict", f"{key}={literal(value)}", problem, f"remove it, or {hint}")

@@ -127,7 +127,7 @@ def _task_rules(config: Config) -> Iterator[Error]:
             (("label_smoothing", 0), ("class_weights", None)) if loss is not None else ()
         ):
             if (value := arguments.get(key, default)) != default:
-                problem = f"is of cross-entropy, which task.loss={loss} replaces"
+                problem = f"is a setting of cross-entropy, which task.loss={loss} replaces"
                 yield Error(
                     "conflict",
                     f"task.{key}={literal(value)}",

@@ -124,7 +124,7 @@ def check(
                 Error(
                     "untrusted",
                     what,
-                    f"is of neither {where} nor the project in the current folder",
+                    f"comes neither from {where} nor from the project in the current folder",
                     naming.TRUST,
                 )
             )

@@ -36,7 +36,13 @@ from lockstep.data.splits import (
     value_counts,
 )
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
-from lockstep.runs.files import atomic_file, is_own_folder, read_json, remove_leftovers, write_json
+from lockstep.runs.files import (
+    atomic_file,
+    is_folder_of_user,
+    read_json,
+    remove_leftovers,
+    write_json,
+)
 from lockstep.system.hardware import available_bytes, num_cores
 from lockstep.system.text import plural, size_text
 
@@ -241,7 +247,7 @@ class Decoding:
     @contextlib.contextmanager
     def _lock_cache(self) -> Iterator[None]:
         self.place.mkdir(parents=True, exist_ok=True)
-        if not is_own_folder(self.place):
+        if not is_folder_of_user(self.place):
             raise ValueError(
                 f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}"
             )

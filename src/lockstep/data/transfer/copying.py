@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from lockstep.data.images.image_table import COPY_RECORD, copied_digest, read_record, states_of
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
-from lockstep.runs.files import is_own_folder, write_json
+from lockstep.runs.files import is_folder_of_user, write_json
 from lockstep.system.redaction import redact
 
 NUM_THREADS = 32  # Threads mostly wait for a network or a disk.
@@ -85,7 +85,7 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
     with explain_errors(f"{setting}: {files.origin} cannot be copied"):
         folder.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(folder / f".{name}.lock", f"copies {name}"):
-            if os.path.lexists(place) and not is_own_folder(place):
+            if os.path.lexists(place) and not is_folder_of_user(place):
                 raise PermissionError(f"{place} belongs to another user, use a folder of your own")
             record = read_record(
                 place / name, [*files.paths], states_of(place / name, [*files.paths])[0]
