@@ -218,7 +218,7 @@ class Search(Section):
 
     scope = Scope.SWEEP
 
-    num_trials: Positive = Field(description="number of trials, with those that are pruned")
+    num_trials: Positive = Field(description="number of trials, pruned ones included")
     sampler: Open = Field(description="a sampler of optuna.samplers")
     pruner: Open | None = Field(
         description="a pruner of optuna.pruners, called after every epoch; null = no pruning"
