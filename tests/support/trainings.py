@@ -65,6 +65,6 @@ def is_alive(pid: int) -> bool:
     """True until the last thread of a process has ended: until then it holds its files."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It can also end between open and read.
         return False
     return state != "Z" or int(fields[16]) > 1
