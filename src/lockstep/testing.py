@@ -13,8 +13,10 @@ def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
     report if something differs or fails, or the configuration has errors.
     """
     command = [sys.executable, "-m", "lockstep", "verify", *overrides]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise AssertionError(f"lockstep verify {' '.join(overrides)}\n{done.stdout}{done.stderr}")
+    if result.returncode:
+        raise AssertionError(
+            f"lockstep verify {' '.join(overrides)}\n{result.stdout}{result.stderr}"
+        )

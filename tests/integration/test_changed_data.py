@@ -40,7 +40,7 @@ def write_classes(root: Path) -> None:
 
 def evaluated(folder: RunFolder, tmp_path: Path, *overrides: str) -> int:
     """The exit code of an evaluation, as `lockstep eval` asks for it."""
-    (config,) = check(overrides, saved=config_file.load(folder.config)).configs
+    (config,) = check(overrides, saved_config=config_file.load(folder.config)).configs
     trained = TrainedRun(folder, folder.last_checkpoint, config)
     request = {"trained": trained, "options": EvalOptions("test")}
     shutil.rmtree(tmp_path / "eval", ignore_errors=True)

@@ -51,7 +51,7 @@ def classifier(
     }
     plain = {
         "image_format": ImageFormat(("a", "b", "c", "d"), (1, 3, 3), (0.5,), (0.25,)),
-        "measured": {"accuracy": Accuracy(num_classes=4)},
+        "metrics": {"accuracy": Accuracy(num_classes=4)},
         "recipe": replace(recipe, **of_recipe),
         "execution": Execution(**{"layout": layout.choose_layout("auto", None), **of_execution}),
     }

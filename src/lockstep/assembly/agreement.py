@@ -37,9 +37,9 @@ def together(work: Callable[[], T]) -> T:
         has_nodes = len({node for _, node, _ in reports}) > 1
         raise ConfigError(
             *(
-                each.within(node) if has_nodes else each
+                rank_error.within(node) if has_nodes else rank_error
                 for _, node, errors in reports
-                for each in errors
+                for rank_error in errors
             )
         )
     return future.result()
@@ -55,10 +55,11 @@ def readable(read: Callable[[], T], remark: str = "") -> T:
     except (FileNotFoundError, ValueError) as error:
         from lockstep.system.tracebacks import located
 
-        *others, last = errors_of(error)
-        text = located(str(last), error) + (f" ({remark})" if remark else "")
+        *earlier_errors, last_error = errors_of(error)
+        message = located(str(last_error), error) + (f" ({remark})" if remark else "")
         raise ConfigError(
-            *others, Error(last.code, "", text) if text != str(last) else last
+            *earlier_errors,
+            Error(last_error.code, "", message) if message != str(last_error) else last_error,
         ) from error
 
 
@@ -69,14 +70,15 @@ def agree(config: Config, world_size: int) -> None:
     """
     if not is_distributed():
         return
-    mine = (config_file.fingerprint(config), world_size)
-    for rank, other in enumerate(gather_objects(mine)):
-        if other != mine:
+    identity = (config_file.fingerprint(config), world_size)
+    for rank, rank_identity in enumerate(gather_objects(identity)):
+        if rank_identity != identity:
             raise ConfigError(
                 Error(
                     "conflict",
                     f"rank {rank}",
-                    f"has another configuration or world size, {other}, than this process, {mine}",
+                    f"has another configuration or world size, {rank_identity}, "
+                    f"than this process, {identity}",
                     "start all processes with the same command and files",
                 )
             )

@@ -51,8 +51,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def teardown(self) -> None:
         """Wait for the thread. Lightning calls it at the end of a fit, also after an error."""
         pending, self._pending = self._pending, []
-        for written in pending:
-            written.result()
+        for future in pending:
+            future.result()
 
 
 def write(checkpoint: dict[str, Any], target: Path) -> None:
@@ -72,9 +72,9 @@ def write(checkpoint: dict[str, Any], target: Path) -> None:
 def _snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Copy a checkpoint, with its tensors on a GPU in page-locked memory."""
     with _ToHost():
-        copied = copy.deepcopy(checkpoint)
+        snapshot = copy.deepcopy(checkpoint)
     torch.cuda.current_stream().synchronize()
-    return copied
+    return snapshot
 
 
 class _ToHost(TorchFunctionMode):

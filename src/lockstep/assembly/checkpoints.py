@@ -36,17 +36,20 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
 
     Raises ConfigError if there are checkpoints and none is intact. Changes no file.
     """
-    others = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
-    others.sort(key=lambda other: other.lstat().st_mtime_ns, reverse=True)
+    alternatives = [
+        alternative for alternative in folder.checkpoints.glob("*.ckpt") if alternative != path
+    ]
+    alternatives.sort(key=lambda alternative: alternative.lstat().st_mtime_ns, reverse=True)
     errors: list[str] = []
-    for each in (path, *others):
-        error = damage(each)
+    for candidate in (path, *alternatives):
+        error = damage(candidate)
         if error is None:
             return Chosen(
-                each, f"{'; '.join(errors)}: using {display_path(each)} instead" if errors else ""
+                candidate,
+                f"{'; '.join(errors)}: using {display_path(candidate)} instead" if errors else "",
             )
-        errors.append(f"{display_path(each)} {error}")
-    if not path.exists() and not others:
+        errors.append(f"{display_path(candidate)} {error}")
+    if not path.exists() and not alternatives:
         return Chosen(None, "")
     raise ConfigError(
         Error(
@@ -70,8 +73,10 @@ def requested_checkpoint(folder: RunFolder, name: str, *, option: str) -> Path:
             f"{display_path(path)} does not exist: has the run finished an epoch?"
         )
     if (error := damage(path)) is not None:
-        other = option.format("last" if name == "best" else "best")
-        raise ValueError(f"{display_path(path)} {error}: restore it from a backup, or try {other}.")
+        alternative = option.format("last" if name == "best" else "best")
+        raise ValueError(
+            f"{display_path(path)} {error}: restore it from a backup, or try {alternative}."
+        )
     return path
 
 
@@ -124,9 +129,9 @@ def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
     if checkpoint is not None and not folder.initial_weights.exists():
         with (
             open(checkpoint, "rb", opener=no_link) as file,
-            atomic_file(folder.initial_weights) as kept,
+            atomic_file(folder.initial_weights) as target,
         ):
-            shutil.copyfileobj(file, kept)
+            shutil.copyfileobj(file, target)
 
 
 def damage(path: Path) -> str | None:
@@ -137,17 +142,17 @@ def damage(path: Path) -> str | None:
     """
     try:
         with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:
-            parts = archive.infolist()
-            unpacked = sum(part.file_size for part in parts)
-            if unpacked > os.fstat(file.fileno()).st_size or any(
-                part.compress_type for part in parts
+            members = archive.infolist()
+            unpacked_bytes = sum(member.file_size for member in members)
+            if unpacked_bytes > os.fstat(file.fileno()).st_size or any(
+                member.compress_type for member in members
             ):
                 return "is not a checkpoint (compressed)"
-            broken = archive.testzip()
+            broken_member = archive.testzip()
     except FileNotFoundError:
         return "is not there"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     except DAMAGES:
         return "is damaged (truncated, or not a checkpoint)"
-    return None if broken is None else "is damaged (wrong checksum)"
+    return None if broken_member is None else "is damaged (wrong checksum)"

@@ -31,7 +31,7 @@ def build_module(
     config = session.config
     shape, num_classes = images.image_shape, len(images.class_names)
     torch.manual_seed(seed_of(config.seed, "weights"))
-    known: dict[str, Callable[[], Any]] = {
+    standard_arguments: dict[str, Callable[[], Any]] = {
         "net": lambda: build.build(config.model, in_channels=shape[0], num_classes=num_classes),
         "optimizer": lambda: build.build(config.optimizer),
         "image_shape": lambda: shape,
@@ -39,44 +39,48 @@ def build_module(
         "total_steps": lambda: total_steps,
     }
     signature = signatures.find(config.module.target)
-    taken = [name for name in known if signature is not None and name in signature.names]
+    argument_names = [
+        name for name in standard_arguments if signature is not None and name in signature.names
+    ]
     with build.section_errors(config, "module"):
-        module = build.build(config.module, **{name: known[name]() for name in taken})
+        module = build.build(
+            config.module, **{name: standard_arguments[name]() for name in argument_names}
+        )
         if not isinstance(module, L.LightningModule):
             raise TypeError("it is not a LightningModule of lightning")
         refuse_inexact_norms(module)
         dropouts = replace_dropout(module, config.seed)
-        for path, part in module.named_modules():
-            if isinstance(part, Metric):
-                prepare_to_log(f"module.{path}", part)
-    watched = {
+        for path, submodule in module.named_modules():
+            if isinstance(submodule, Metric):
+                prepare_to_log(f"module.{path}", submodule)
+    monitors = {
         f"callbacks.{name}.monitor": str(section.arguments()["monitor"])
         for name, section in config.callbacks.items()
         if section is not None and section.arguments().get("monitor") is not None
     }
     module = module.double() if session.precision == "float64" else module
-    return module, Companion(f"module._target_={config.module.target}", images, dropouts, watched)
+    return module, Companion(f"module._target_={config.module.target}", images, dropouts, monitors)
 
 
 class Companion(L.Callback):
     """Passes shards to the dropouts of a custom module, and collects its logged metrics.
 
-    It also saves the image format. `watched` maps settings to the metrics they name. Callbacks
+    It also saves the image format. `monitors` maps settings to the metrics they name. Callbacks
     decide by these metrics, so their values must be the same on all ranks. It must be the first
     callback.
     """
 
     def __init__(
         self,
-        name: str,
+        module_name: str,
         images: ImageFormat,
         dropouts: Sequence[ExactDropout],
-        watched: dict[str, str],
+        monitors: dict[str, str],
     ) -> None:
-        self._name = name
+        self._name = module_name
         self._images = images
         self._dropouts = dropouts
-        self._watched = watched
+        self._watched = monitors
         self._validated = -1  # epoch of the last validation
         self.metrics: dict[str, float] = {}
 
@@ -89,9 +93,9 @@ class Companion(L.Callback):
         # This imports a dozen modules that other trainings do not need.
         from torchmetrics.aggregation import BaseAggregator
 
-        for part in pl_module.modules():
-            if isinstance(part, BaseAggregator):
-                part.set_dtype(torch.float64)
+        for submodule in pl_module.modules():
+            if isinstance(submodule, BaseAggregator):
+                submodule.set_dtype(torch.float64)
 
     on_validation_start = on_train_start
     on_test_start = on_train_start
@@ -113,7 +117,11 @@ class Companion(L.Callback):
         self._collect(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             self._refuse_unfit(
-                [key for key, name in self._watched.items() if name.startswith("val/")]
+                [
+                    key
+                    for key, metric_name in self._watched.items()
+                    if metric_name.startswith("val/")
+                ]
             )
 
     @override
@@ -125,14 +133,16 @@ class Companion(L.Callback):
         self._collect(trainer)
         if self._validated != trainer.current_epoch:
             self.metrics = {
-                name: value for name, value in self.metrics.items() if not name.startswith("val/")
+                metric_name: value
+                for metric_name, value in self.metrics.items()
+                if not metric_name.startswith("val/")
             }
         has_validation = is_overridden("validation_step", pl_module)
         self._refuse_unfit(
             [
                 key
-                for key, name in self._watched.items()
-                if not (has_validation and name[:4] == "val/")
+                for key, metric_name in self._watched.items()
+                if not (has_validation and metric_name[:4] == "val/")
             ]
         )
 
@@ -147,26 +157,26 @@ class Companion(L.Callback):
         checkpoint["image_format"] = self._images._asdict()
 
     def _collect(self, trainer: L.Trainer) -> None:
-        logged = {
+        metrics = {
             name: value
             for name, value in trainer.callback_metrics.items()
             if not name.endswith("_step")
         }
-        self.metrics.update({name: float(value) for name, value in logged.items()})
+        self.metrics.update({name: float(value) for name, value in metrics.items()})
 
     def _refuse_unfit(self, keys: Sequence[str]) -> None:
         everywhere = gather_objects(self.metrics)
         for key in keys:
-            name = self._watched[key]
-            values = {metrics.get(name) for metrics in everywhere}
+            metric_name = self._watched[key]
+            values = {metrics.get(metric_name) for metrics in everywhere}
             if None in values:
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(
-                    f"{key}={name} is not logged by {self._name}, which logs {logs}: "
+                    f"{key}={metric_name} is not logged by {self._name}, which logs {logs}: "
                     "choose from these"
                 )
             if len(values) > 1 and not all(value != value for value in values):
                 raise MetricError(
-                    f"{key}={name}: {self._name} logs different values on the workers: "
+                    f"{key}={metric_name}: {self._name} logs different values on the workers: "
                     "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
                 )

@@ -38,10 +38,10 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
                 "set it to another folder",
             )
         )
-    copied = together(
+    copy = together(
         lambda: copying.copy(_files(section, root, origin), folder, setting) if is_first else None
     )
-    copies = {copied for copied in gather_objects(copied) if copied is not None}
+    copies = {copy for copy in gather_objects(copy) if copy is not None}
     if len(copies) > 1:
         raise ConfigError(
             Error(
@@ -73,17 +73,17 @@ def _files(section: Data, root: str, origin: str) -> copying.Files:
         }
         return copying.Files(origin, LocalFileSystem(), paths, table.digest, table.digest)
     with copying.explain_errors(f"data.root={origin} cannot be listed"):
-        system, found = copying.list_files(root)
+        system, listing = copying.list_files(root)
     if section.target == IMAGE_LIST:
         from lockstep.data.sources.lists import listed_names
 
         arguments = section.arguments()
-        wanted = set(
+        image_names = set(
             map(os.path.normpath, listed_names(arguments["file"], arguments["path_column"]))
         )
     else:
-        print_unread(f"data.root={origin}", list(map(os.path.basename, found)))
-        wanted = set(filter(is_image, found))
-    paths = {name: info["name"] for name, info in found.items() if name in wanted}
-    states = [copying.state_of(found[name]) for name in paths]
+        print_unread(f"data.root={origin}", list(map(os.path.basename, listing)))
+        image_names = set(filter(is_image, listing))
+    paths = {name: info["name"] for name, info in listing.items() if name in image_names}
+    states = [copying.state_of(listing[name]) for name in paths]
     return copying.Files(origin, system, paths, copied_digest([origin, *paths], [[], *states]))

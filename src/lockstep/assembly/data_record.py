@@ -67,21 +67,22 @@ def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = 
     def work() -> None:
         if session.rank != 0 or (is_new and not run.images.exists()):
             return
-        before, now = read(run), record_of(images)
-        changes = ["its images were not recorded"] if before is None else differences(before, now)
+        old, new = read(run), record_of(images)
+        changes = ["its images were not recorded"] if old is None else differences(old, new)
         if not changes:
             return
-        text = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
-        if before is not None and len(before["class_names"]) != len(now["class_names"]):
+        message = f"the data of {display_path(run.path)} changed: {'; '.join(changes)}"
+        if old is not None and len(old["class_names"]) != len(new["class_names"]):
             raise ValueError(
-                f"{text}. Its network has a different number of outputs: restore the data, "
+                f"{message}. Its network has a different number of outputs: restore the data, "
                 "or train a new run"
             )
         if session.config.changed_data == "refuse":
             raise ValueError(
-                f"{text}. Restore the data, or add changed_data=accept to use them as they are now"
+                f"{message}. Restore the data, or add changed_data=accept "
+                "to use them as they are now"
             )
-        print(f"changed_data=accept: {text}", file=sys.stderr, flush=True)
+        print(f"changed_data=accept: {message}", file=sys.stderr, flush=True)
 
     together(work)
 
@@ -91,17 +92,17 @@ def record_of(images: Splits) -> dict[str, Any]:
 
     It has the class names, the names, targets and groups of each split, and the contents of files.
     """
-    parts, record = images.parts, dict[str, Any](class_names=list(images.class_names))
-    for split, part in parts.items():
-        record[split] = {"names": list(part.names), "targets": part.targets.tolist()}
-    if any(part.groups is not None for part in parts.values()):
+    subsets, record = images.parts, dict[str, Any](class_names=list(images.class_names))
+    for split, subset in subsets.items():
+        record[split] = {"names": list(subset.names), "targets": subset.targets.tolist()}
+    if any(subset.groups is not None for subset in subsets.values()):
         record["groups"] = {
-            split: list(map(str, part.groups or ())) for split, part in parts.items()
+            split: list(map(str, subset.groups or ())) for split, subset in subsets.items()
         }
     if images.files is not None:
         sizes, hashes = contents_of(images.files)
-        names = [name for part in parts.values() for name in part.names]
-        record["contents"] = {"sizes": [sizes[name] for name in names], "hashes": hashes}
+        image_names = [name for subset in subsets.values() for name in subset.names]
+        record["contents"] = {"sizes": [sizes[name] for name in image_names], "hashes": hashes}
     return record
 
 
@@ -117,40 +118,46 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     of the files have other contents. The images may still have changed, which `compare` checks.
     Also returns None if the run has no record.
     """
-    before = read(run)
-    if before is None:
+    record = read(run)
+    if record is None:
         return None
-    known, now = _contents(before), contents_of(table)
-    names, trained, compared = (
+    run_contents, table_contents = _contents(record), contents_of(table)
+    image_names, trained_names, compared_names = (
         {*table.names},
-        {*before["train"]["names"]},
-        known[1].keys() & now[1].keys(),
+        {*record["train"]["names"]},
+        run_contents[1].keys() & table_contents[1].keys(),
     )
-    replaced = _replaced_names(known, now)
-    if 2 * len(replaced & compared) > len(compared):
-        trained &= compared  # For the other files, only the sizes are the same.
-    elif names == _named_rows(before).keys():
-        contents = "most contents" if replaced else "contents"
-        basis = f"names and {contents}" if compared else "names (their contents were not recorded)"
+    replaced_names = _replaced_names(run_contents, table_contents)
+    if 2 * len(replaced_names & compared_names) > len(compared_names):
+        trained_names &= compared_names  # For the other files, only the sizes are the same.
+    elif image_names == _named_rows(record).keys():
+        contents = "most contents" if replaced_names else "contents"
+        basis = (
+            f"names and {contents}"
+            if compared_names
+            else "names (their contents were not recorded)"
+        )
         print(
             f"{table.setting} is taken for the data of the run: its images have the same {basis}",
             flush=True,
         )
         return None
-    num_trained = len({*before["train"]["names"]})
-    return Overlap(num_trained, sorted(trained & names - replaced), sorted(replaced))
+    num_trained = len({*record["train"]["names"]})
+    return Overlap(
+        num_trained, sorted(trained_names & image_names - replaced_names), sorted(replaced_names)
+    )
 
 
-def differences(before: Record, now: Record) -> list[str]:
+def differences(old_record: Record, new_record: Record) -> list[str]:
     """Describe each type of change from one record to another, with a count and an example.
 
     The result is empty without changes.
     """
     # Records of old runs lack contents and groups.
-    if all(before[key] == now[key] for key in before.keys() & now.keys()):
+    if all(old_record[key] == new_record[key] for key in old_record.keys() & new_record.keys()):
         return []
-    found: list[str] = []
-    old_classes, classes = before["class_names"], now["class_names"]
+    descriptions: list[str] = []
+    old_classes, classes = old_record["class_names"], new_record["class_names"]
     if old_classes != classes:
         pairs = [
             f"{old} is now {new}"
@@ -158,26 +165,30 @@ def differences(before: Record, now: Record) -> list[str]:
             if old != new
         ]
         counts = f"{plural(len(old_classes), 'class', 'classes')}, now {len(classes)}"
-        found.append(f"classes in their order: {join_names(pairs) or counts}")
-    old_rows, rows = _named_rows(before), _named_rows(now)
-    both = [name for name in old_rows if name in rows]
-    replaced = _replaced_names(_contents(before), _contents(now))
+        descriptions.append(f"classes in their order: {join_names(pairs) or counts}")
+    old_rows, rows = _named_rows(old_record), _named_rows(new_record)
+    shared_names = [name for name in old_rows if name in rows]
+    replaced_names = _replaced_names(_contents(old_record), _contents(new_record))
     kinds = {
         "added": [name for name in rows if name not in old_rows],
         "removed": [name for name in old_rows if name not in rows],
-        "moved to another split": [name for name in both if old_rows[name][0] != rows[name][0]],
-        "with another target": [name for name in both if old_rows[name][1] != rows[name][1]],
-        "with another group": [
-            name for name in both if old_rows[name][2] not in (None, rows[name][2])
+        "moved to another split": [
+            name for name in shared_names if old_rows[name][0] != rows[name][0]
         ],
-        "with other contents": [name for name in both if name in replaced],
+        "with another target": [
+            name for name in shared_names if old_rows[name][1] != rows[name][1]
+        ],
+        "with another group": [
+            name for name in shared_names if old_rows[name][2] not in (None, rows[name][2])
+        ],
+        "with other contents": [name for name in shared_names if name in replaced_names],
     }
-    found += [
-        f"{plural(len(names), 'image')} {kind}, such as {names[0]}"
-        for kind, names in kinds.items()
-        if names
+    descriptions += [
+        f"{plural(len(image_names), 'image')} {kind}, such as {image_names[0]}"
+        for kind, image_names in kinds.items()
+        if image_names
     ]
-    return found or ["the order of its images, or how often one is listed"]
+    return descriptions or ["the order of its images, or how often one is listed"]
 
 
 def recorded_splits(run: RunFolder) -> dict[str, str] | None:
@@ -198,9 +209,9 @@ def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
     rows: dict[str, tuple[str, Any, str | None]] = {}
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
-        every = [None] * len(names)  # A Dataset has no targets here.
-        groups = record.get("groups", {}).get(split) or every
-        for name, target, group in zip(names, targets or every, groups, strict=True):
+        blanks = [None] * len(names)  # A Dataset has no targets here.
+        groups = record.get("groups", {}).get(split) or blanks
+        for name, target, group in zip(names, targets or blanks, groups, strict=True):
             is_class = isinstance(target, int) and 0 <= target < len(classes)
             rows[name] = (split, classes[target] if is_class else target, group)
     return rows
@@ -213,22 +224,22 @@ def contents_of(table: "ImageTable") -> Contents:
     cannot be read have no hash.
     """
     sizes = dict(zip(table.names, table.states[:, 0].tolist(), strict=True))
-    chosen = heapq.nsmallest(
+    sample_names = heapq.nsmallest(
         NUM_HASHED, sizes, key=lambda name: (zlib.crc32(os.fsencode(name)), name)
     )
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        hashes = pool.map(lambda name: _hash(f"{table.folder}/{name}", sizes[name]), chosen)
+        hashes = pool.map(lambda name: _hash(f"{table.folder}/{name}", sizes[name]), sample_names)
         return sizes, {
-            name: code for name, code in zip(chosen, hashes, strict=True) if code is not None
+            name: code for name, code in zip(sample_names, hashes, strict=True) if code is not None
         }
 
 
 def _hash(path: str, size: int) -> str | None:
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-        parts = [
+        blocks = [
             os.pread(file.fileno(), PART, max(0, at)) for at in (0, (size - PART) // 2, size - PART)
         ]
-        return hashlib.blake2b(b"".join(parts), digest_size=8).hexdigest()
+        return hashlib.blake2b(b"".join(blocks), digest_size=8).hexdigest()
     return None
 
 
@@ -242,9 +253,9 @@ def _contents(record: Record) -> Contents:
     return dict(zip(names, contents["sizes"], strict=bool(contents["sizes"]))), contents["hashes"]
 
 
-def _replaced_names(before: Contents, now: Contents) -> set[str]:
+def _replaced_names(old_contents: Contents, new_contents: Contents) -> set[str]:
     """Return the names of files that are known to have other contents."""
-    pairs = zip(before, now, strict=True)
+    pairs = zip(old_contents, new_contents, strict=True)
     return {
         name for old, new in pairs for name in old.keys() & new.keys() if old[name] != new[name]
     }

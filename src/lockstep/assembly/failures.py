@@ -23,8 +23,8 @@ def explain(error: Exception, folder: RunFolder, world: World) -> str | None:
     if isinstance(error, NonFiniteGradient):
         return str(error)
     if isinstance(error, NonFiniteLoss):
-        what, samples = str(error).splitlines()
-        return f"{what}\n{ADVICE}\n\n{samples}"
+        summary, samples = str(error).splitlines()
+        return f"{summary}\n{ADVICE}\n\n{samples}"
     if isinstance(error.__cause__ or error, BdbQuit):
         is_alone = world.world_size == 1
         return (

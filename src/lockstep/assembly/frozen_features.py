@@ -71,7 +71,7 @@ class FrozenFeatures(L.Callback):
 
     @torch.no_grad()
     def _serve(
-        self, trainer: L.Trainer, module: L.LightningModule, session: Session, names: Iterable[str]
+        self, trainer: L.Trainer, module: L.LightningModule, session: Session, splits: Iterable[str]
     ) -> None:
         """Compute the features that the cache lacks, and serve them.
 
@@ -84,7 +84,7 @@ class FrozenFeatures(L.Callback):
         )
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
-        pixels = {name: data.splits.parts[name].pixels for name in names}
+        pixels = {split: data.splits.parts[split].pixels for split in splits}
         if any(map(makes_targets, pixels.values())):
             raise _refusal(
                 f"computes features once, and {config.data.target} may draw each sample at random"
@@ -103,29 +103,35 @@ class FrozenFeatures(L.Callback):
         record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
         path, digests = _path(session, module), _digests(session, pixels)
         places = {
-            digest: (pixels[name], row)
-            for name, part in digests.items()
-            for row, digest in enumerate(part)
+            digest: (pixels[split], row)
+            for split, split_digests in digests.items()
+            for row, digest in enumerate(split_digests)
         }
         callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         # There is no such callback in `lockstep verify`.
-        stop = next((each for each in callbacks if isinstance(each, StopTogether)), None)
-        with contextlib.ExitStack() as held:
+        stop = next(
+            (callback for callback in callbacks if isinstance(callback, StopTogether)), None
+        )
+        with contextlib.ExitStack() as lock_stack:
             _on_disk(
                 path,
-                lambda path: held.enter_context(_lock(path)) if session.rank == 0 else None,
+                lambda path: lock_stack.enter_context(_lock(path)) if session.rank == 0 else None,
                 None,
             )
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
             missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
             if missing:
                 requested = partial(stop.request, trainer) if stop else int
-                fresh, request = _compute(session, module, places, missing, record, path, requested)
+                computed_records, request = _compute(
+                    session, module, places, missing, record, path, requested
+                )
                 is_writer = session.local_rank == 0
                 _on_disk(
                     path,
                     lambda path: (
-                        _write(path, np.concatenate([table, fresh])) if is_writer else None
+                        _write(path, np.concatenate([table, computed_records]))
+                        if is_writer
+                        else None
                     ),
                     None,
                 )
@@ -133,13 +139,13 @@ class FrozenFeatures(L.Callback):
                 # completely.
                 if stop and request:
                     raise stop.stopped(request)
-                table = _on_disk(path, lambda path: _read(path, record), fresh)
-        known, values = _rows(table), torch.from_numpy(table["values"])
-        served: dict[str, Pixels] = {}
-        for name, part in digests.items():
-            rows = torch.tensor([known[digest] for digest in part])
-            served[name] = values[rows].to(session.device)
-        data.serve(served)
+                table = _on_disk(path, lambda path: _read(path, record), computed_records)
+        row_by_digest, values = _rows(table), torch.from_numpy(table["values"])
+        features: dict[str, Pixels] = {}
+        for split, split_digests in digests.items():
+            rows = torch.tensor([row_by_digest[digest] for digest in split_digests])
+            features[split] = values[rows].to(session.device)
+        data.serve(features)
 
 
 def _refusal(problem: str) -> ConfigError:
@@ -175,16 +181,16 @@ def _path(session: Session, module: Classifier) -> Path | None:
     net, section = module.net, session.config.model
     assert isinstance(net, TakesFeatures)
     cache = together(session.config.data.resolve_paths).arguments().get("cache")
-    given = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
+    arguments = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
     code = hashlib.blake2b(digest_size=8)
     code.update(
-        f"{FORMAT} {section.target} {given} {session.precision} {session.device.type} "
+        f"{FORMAT} {section.target} {arguments} {session.precision} {session.device.type} "
         f"{module.layout}".encode()
     )
     for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
         if not name.startswith(f"{net.feature_head}."):
             code.update(f"{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
-    name = f"features-{given.get('name', 'network')}-{gather_objects(code.hexdigest())[0]}.npy"
+    name = f"features-{arguments.get('name', 'network')}-{gather_objects(code.hexdigest())[0]}.npy"
     return None if cache is None else Path(cache).expanduser() / name
 
 
@@ -218,9 +224,9 @@ def _read(path: Path, record: np.dtype[Any]) -> NDArray[Any]:
     """
     if is_trusted(path):
         with contextlib.suppress(ValueError, EOFError):  # The file may not be a file of NumPy.
-            found = np.load(path, mmap_mode="c")
-            if found.dtype == record:
-                return found
+            table = np.load(path, mmap_mode="c")
+            if table.dtype == record:
+                return table
     return np.empty(0, record)
 
 
@@ -231,9 +237,9 @@ def _write(path: Path, table: NDArray[Any]) -> None:
 
 def _head_inputs(module: Classifier, images: Tensor) -> Tensor:
     assert isinstance(module.net, TakesFeatures)
-    with head_inputs(module.net, module.net.feature_head) as found, module.eager_mode():
+    with head_inputs(module.net, module.net.feature_head) as inputs, module.eager_mode():
         module(images.to(module.device))
-    return found[0].to(module.mean.dtype)
+    return inputs[0].to(module.mean.dtype)
 
 
 def _digests(session: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[bytes]]:
@@ -242,22 +248,29 @@ def _digests(session: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[b
     Every rank reads a part of the images.
     """
     runs = [
-        (name, run) for name, part in pixels.items() for run in torch.arange(len(part)).split(CHUNK)
+        (split, run)
+        for split, split_pixels in pixels.items()
+        for run in torch.arange(len(split_pixels)).split(CHUNK)
     ]
 
-    def digests(part: Pixels, run: Tensor) -> list[bytes]:
-        images = np.ascontiguousarray(part[run].cpu().numpy())
+    def digests(split_pixels: Pixels, run: Tensor) -> list[bytes]:
+        images = np.ascontiguousarray(split_pixels[run].cpu().numpy())
         return [hashlib.blake2b(image, digest_size=16).digest() for image in images]
 
-    own = together(
+    rank_digests = together(
         lambda: [
-            digests(pixels[name], run) for name, run in runs[session.rank :: session.world_size]
+            digests(pixels[split], run) for split, run in runs[session.rank :: session.world_size]
         ]
     )
-    found, every = {name: list[bytes]() for name in pixels}, gather_objects(own)
-    for number, (name, _) in enumerate(runs):
-        found[name] += every[number % session.world_size][number // session.world_size]
-    return found
+    split_digests, all_digests = (
+        {split: list[bytes]() for split in pixels},
+        gather_objects(rank_digests),
+    )
+    for number, (split, _) in enumerate(runs):
+        split_digests[split] += all_digests[number % session.world_size][
+            number // session.world_size
+        ]
+    return split_digests
 
 
 def _rows(table: NDArray[Any]) -> dict[bytes, int]:
@@ -285,28 +298,28 @@ def _compute(
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
     width = record["values"].shape[0]
     if is_shown:
-        text = (
+        description = (
             f"{plural(len(missing), 'image')} by {session.config.model.arguments()['name']}: "
             f"{width:,} numbers each"
         )
         place = f"{path or 'memory'} ({size_text(table.nbytes)})"
-        print_line(terminal(), f"Features of {text}, into {place}")
+        print_line(terminal(), f"Features of {description}, into {place}")
 
     def read(chunk: list[bytes]) -> Tensor:
         return torch.cat(
-            [part[torch.tensor([row])] for part, row in map(places.__getitem__, chunk)]
+            [pixels[torch.tensor([row])] for pixels, row in map(places.__getitem__, chunk)]
         )
 
     progress, request, start = Progress("Computing features", "images"), 0, 0
-    own = read_ahead(chunks[session.rank :: session.world_size], NUM_AHEAD, read)
-    for start, images in itertools.zip_longest(range(0, len(missing), size), own):
+    image_chunks = read_ahead(chunks[session.rank :: session.world_size], NUM_AHEAD, read)
+    for start, images in itertools.zip_longest(range(0, len(missing), size), image_chunks):
         block = module.mean.new_zeros(CHUNK, width)
         if images is not None:
             block[: len(images)] = _head_inputs(module, images)
         row = torch.cat([block.flatten(), block.new_tensor([requested()])])
-        every = collectives.all_gather(row) if session.is_distributed else row[None]
-        rows, request = table["values"][start : start + size], int(every[:, -1].max())
-        rows[:] = every[:, :-1].reshape(-1, width)[: len(rows)].cpu().numpy()
+        all_rows = collectives.all_gather(row) if session.is_distributed else row[None]
+        rows, request = table["values"][start : start + size], int(all_rows[:, -1].max())
+        rows[:] = all_rows[:, :-1].reshape(-1, width)[: len(rows)].cpu().numpy()
         if is_shown:
             progress.show(min(start + size, len(missing)), len(missing))
         if request:

@@ -36,7 +36,7 @@ def files_of(
     arguments = section.arguments()
     view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
-    cutting = [
+    split_arguments = [
         arguments.pop(name)
         for name in ("val_fraction", "test_fraction", "split_seed", "test_after")
     ]
@@ -44,7 +44,7 @@ def files_of(
     table = list_images(**arguments, is_other=is_other)
     if completes_splits:
         table = complete_splits(
-            table, *cutting, fold=Fold.chosen(section.fold, section.folds), kept=kept
+            table, *split_arguments, fold=Fold.chosen(section.fold, section.folds), kept=kept
         )
     return Decoding(table=table, view=view, **settings)
 
@@ -56,13 +56,13 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     """
     view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
     scale = config.augment.random_resized_crop.scale
-    parts = (
+    crops = (
         f"; in training crops of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
         if scale
         else ""
     )
     shrunk = "" if images is None else describe_shrinking(config, view, _shorter_sides(images))
-    return [("images", f"{view.text}{parts}"), ("shrunk", shrunk)]
+    return [("images", f"{view.text}{crops}"), ("shrunk", shrunk)]
 
 
 def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:

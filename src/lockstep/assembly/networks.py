@@ -62,7 +62,7 @@ def classifier(
     with build.section_errors(config, "task"):
         task: Task = build.build(config.task)
         task.fit_to(image_format.class_names)
-        measured = _metrics(config, task, num_outputs)
+        metrics = _metrics(config, task, num_outputs)
     if session.precision in AUTOCAST and not isinstance(task, Classification):
         from lockstep.models.float32_head import widen_head
 
@@ -74,11 +74,18 @@ def classifier(
         refuse_draws(config, net, shape)
     recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
     origin = origin_of(net)
-    side, expected = min(shape[1:]), origin.image_size or 0
-    if is_trained and side * MUCH_SMALLER < expected and session.rank == 0 and not config.silent:
-        text = f"The network was made for images of {expected} pixels, these have {side}"
+    side, original_side = min(shape[1:]), origin.image_size or 0
+    if (
+        is_trained
+        and side * MUCH_SMALLER < original_side
+        and session.rank == 0
+        and not config.silent
+    ):
+        message = f"The network was made for images of {original_side} pixels, these have {side}"
         print(
-            f"{text}: set a larger data.image_size, or model=resnet18.", file=sys.stderr, flush=True
+            f"{message}: set a larger data.image_size, or model=resnet18.",
+            file=sys.stderr,
+            flush=True,
         )
     if origin.mean is not None and origin.std is not None:
         image_format = image_format._replace(mean=origin.mean, std=origin.std)
@@ -98,7 +105,7 @@ def classifier(
         module = kind(
             net,
             task,
-            measured=measured,
+            metrics=metrics,
             image_format=image_format,
             recipe=recipe,
             execution=execution,
@@ -151,11 +158,11 @@ def parameter_rules(
             name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()
         }
     rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
-    found = list(
+    errors = list(
         _rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")]))
     )
-    if found:
-        raise ConfigError(*found)
+    if errors:
+        raise ConfigError(*errors)
     return rules
 
 
@@ -164,22 +171,22 @@ def _rule_errors(
 ) -> Iterator[Error]:
     for rule in rules:
         key = f"parameters.{rule.name}.pattern={rule.pattern}"
-        found = [name for name in parameters if re.search(rule.pattern, name)]
-        own = [name for name in found if rule_of(name, rules) is rule]
-        if not found:
-            parts = dict.fromkeys(name.partition(".")[0] for name in parameters)
+        matches = [name for name in parameters if re.search(rule.pattern, name)]
+        effective_names = [name for name in matches if rule_of(name, rules) is rule]
+        if not matches:
+            top_modules = dict.fromkeys(name.partition(".")[0] for name in parameters)
             yield Error(
-                "unknown", key, "matches no parameter", f"the network has {', '.join(parts)}"
+                "unknown", key, "matches no parameter", f"the network has {', '.join(top_modules)}"
             )
-        elif not own:
-            first = rule_of(found[0], rules).name
+        elif not effective_names:
+            earlier_rule = rule_of(matches[0], rules).name
             yield Error(
                 "conflict",
                 key,
-                f"matches only what parameters.{first} matches before it",
+                f"matches only what parameters.{earlier_rule} matches before it",
                 "put it first",
             )
-        elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in own):
+        elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in effective_names):
             yield Error(
                 "conflict",
                 key,
@@ -240,11 +247,12 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         if section is None:
             continue
         signature = signatures.find(section.target)
-        taken = signature.names if signature is not None else ()
-        known = {**task.metric_arguments(num_outputs), **section.arguments()}
+        parameter_names = signature.names if signature is not None else ()
+        arguments = {**task.metric_arguments(num_outputs), **section.arguments()}
         try:
             metric = build.build(
-                section, **{key: value for key, value in known.items() if key in taken}
+                section,
+                **{key: value for key, value in arguments.items() if key in parameter_names},
             )
         except (TypeError, ValueError) as error:
             raise ValueError(
@@ -283,22 +291,22 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
 
     DDP adds up gradients in the order in which they are laid out in memory.
     """
-    faulty = None
+    faulty_layer = None
     if session.device.type == "cpu" and torch.backends.mkldnn.is_available():
         has_avx512 = torch.cpu.get_capabilities().get("avx512_f")
         num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
-        faulty = layout.faulty_convolution(net, session.precision, num_written)
+        faulty_layer = layout.faulty_convolution(net, session.precision, num_written)
     # The name "" is the network itself.
-    faulty = next((name for name in gather_objects(faulty) if name is not None), None)
+    faulty_layer = next((name for name in gather_objects(faulty_layer) if name is not None), None)
     memory_format = session.config.trainer.memory_format
     # A forward pass is safe.
-    if memory_format == "channels_last" and faulty is not None and is_trained:
+    if memory_format == "channels_last" and faulty_layer is not None and is_trained:
         raise ConfigError(
             Error(
                 "machine",
                 "trainer.memory_format=channels_last",
-                f": oneDNN crashes or errs in the gradient of {faulty} on this CPU",
+                f": oneDNN crashes or errs in the gradient of {faulty_layer} on this CPU",
                 "use auto",
             )
         )
-    return layout.choose_layout(memory_format, faulty)
+    return layout.choose_layout(memory_format, faulty_layer)

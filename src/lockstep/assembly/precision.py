@@ -35,20 +35,28 @@ def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
     Raises ConfigError if the device does not support it.
     """
     precision, unit = config.trainer.precision, bfloat16_unit(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32" and unit is None:  # bfloat16 and TF32 came with the same GPUs.
         raise ConfigError(
-            Error("machine", "trainer.precision=tf32", f", but {name} has no TF32", "use float32")
+            Error(
+                "machine",
+                "trainer.precision=tf32",
+                f", but {device_name} has no TF32",
+                "use float32",
+            )
         )
     if precision == "tf32":
-        return precision, f"as set: float32, which {name} multiplies as TF32, with 11 of 24 bits"
+        return (
+            precision,
+            f"as set: float32, which {device_name} multiplies as TF32, with 11 of 24 bits",
+        )
     if precision != "auto":
         return precision, "as set"
     if unit is not None:
-        return "bfloat16", f"{name} has {unit}"
+        return "bfloat16", f"{device_name} has {unit}"
     has_float16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= VOLTA
     hint = "; try trainer.precision=float16" if has_float16 else ""
-    return "float32", f"{name} has no bfloat16 arithmetic{hint}"
+    return "float32", f"{device_name} has no bfloat16 arithmetic{hint}"
 
 
 def bfloat16_unit(device: torch.device) -> str | None:

@@ -26,9 +26,11 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         report = together(
             lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None
         )
-        texts = [text for text in (report, _view(session.config)) if isinstance(text, str)]
-        if session.rank == 0 and texts and not session.config.silent:
-            print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(texts)}")
+        messages = [
+            message for message in (report, _view(session.config)) if isinstance(message, str)
+        ]
+        if session.rank == 0 and messages and not session.config.silent:
+            print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(messages)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
         # These are the statistics of batch norms, because DDP broadcasts no buffers here.
         net.load_state_dict(statistics, strict=False)
@@ -68,9 +70,9 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
         with torch.random.fork_rng(devices=[]):
             return load()
     except Exception as error:  # A library or custom code can raise any error.
-        text = f"{type(error).__name__}: {one_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(
-            f"model.{_setting(config)}: cannot load the weights ({text}): "
+            f"model.{_setting(config)}: cannot load the weights ({reason}): "
             "run `lockstep data fetch` where there is a network, or set model.pretrained=FILE"
         ) from error
 

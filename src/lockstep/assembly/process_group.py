@@ -73,7 +73,7 @@ def meet(config: Config, workers: Workers, world: World, folder: RunFolder | Non
     except RuntimeError as error:
         if not collectives.is_lost_rank(error) and not collectives.is_missing_rank(error):
             raise
-        text = (
+        message = (
             f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting "
             "for the others "
             f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, "
@@ -81,8 +81,8 @@ def meet(config: Config, workers: Workers, world: World, folder: RunFolder | Non
             f"other. See their output.\n{error}"
         )
         if folder is not None:
-            folder.record_failure(text + "\n")
-        print(text, file=sys.stderr, flush=True)
+            folder.record_failure(message + "\n")
+        print(message, file=sys.stderr, flush=True)
         raise SystemExit(EXIT_FAILED) from error
 
 
@@ -182,20 +182,29 @@ def _choose_network(config: Config, world: World) -> None:
 
     Raises ConfigError if this machine lacks the network interface.
     """
-    name = config.strategy.interface
+    interface_name = config.strategy.interface
     interfaces = [interface for _, interface in socket.if_nameindex()]
-    if name is not None and name not in interfaces:
+    if interface_name is not None and interface_name not in interfaces:
         problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
         raise ConfigError(
-            Error("machine", f"strategy.interface={name}", problem, "use one of these, or null")
+            Error(
+                "machine",
+                f"strategy.interface={interface_name}",
+                problem,
+                "use one of these, or null",
+            )
         )
-    if name is not None:
+    if interface_name is not None:
         # For NCCL, eth1 also matches eth10, while =eth1 does not.
-        os.environ.update(GLOO_SOCKET_IFNAME=name, NCCL_SOCKET_IFNAME=f"={name}")
+        os.environ.update(
+            GLOO_SOCKET_IFNAME=interface_name, NCCL_SOCKET_IFNAME=f"={interface_name}"
+        )
     elif world.is_on_one_machine:  # Otherwise gloo listens on the network of the host name.
         for loopback in {"lo", "lo0"}.intersection(interfaces):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    os.environ.update({name: str(value) for name, value in config.strategy.variables.items()})
+    os.environ.update(
+        {variable: str(value) for variable, value in config.strategy.variables.items()}
+    )
 
 
 @contextlib.contextmanager

@@ -41,20 +41,22 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
     unless a disk is full.
     """
     cause: BaseException | None = error
-    seen: set[int] = set()  # `raise error from error` makes a circle.
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    cause_ids: set[int] = set()  # `raise error from error` makes a circle.
+    while cause is not None and id(cause) not in cause_ids:
+        cause_ids.add(id(cause))
         if is_of_memory(cause):
             request = REQUEST.search(str(cause))
             return f"{who} ran out of memory{f' ({request[0]})' if request else ''}. {LESS_MEMORY}"
-        if isinstance(cause, RuntimeError) and any(part in str(cause) for part in OF_SHARED_MEMORY):
+        if isinstance(cause, RuntimeError) and any(
+            phrase in str(cause) for phrase in OF_SHARED_MEMORY
+        ):
             return (
                 "not enough shared memory for images that are decoded ahead: "
                 "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, "
                 "or data.memory=host"
             )
-        if isinstance(cause, OSError) and (text := _disk_error(cause, folder)):
-            return text
+        if isinstance(cause, OSError) and (message := _disk_error(cause, folder)):
+            return message
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
@@ -65,7 +67,7 @@ def is_of_memory(error: BaseException) -> bool:
     torch's error is recognized by its name, without importing torch.
     """
     is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(
-        part in str(error) for part in OF_MEMORY
+        phrase in str(error) for phrase in OF_MEMORY
     )
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
@@ -92,7 +94,7 @@ def write_obstacle(path: Path) -> Error | None:
         )
 
 
-def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
+def folder_error(key: str, folder: str | None, default: str) -> Error | None:
     """Return the error if a folder cannot be created, or if other users could replace it.
 
     The folder is that of `key` if it is chosen, else the default.
@@ -100,23 +102,23 @@ def folder_error(key: str, chosen: str | None, default: str) -> Error | None:
     from lockstep.runs import permissions
 
     try:
-        permissions.need_private(Path(chosen or "outputs").resolve())
-        error = write_obstacle(Path(chosen or default))
-    except PermissionError as refused:
-        error = file_error(refused)
-    return error if error is None or chosen in (None, default) else error.within(f"{key}={chosen}")
+        permissions.need_private(Path(folder or "outputs").resolve())
+        error = write_obstacle(Path(folder or default))
+    except PermissionError as permission_error:
+        error = file_error(permission_error)
+    return error if error is None or folder in (None, default) else error.within(f"{key}={folder}")
 
 
 def _disk_error(error: OSError, folder: Path) -> str | None:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = _nearest_existing(path or folder)
-        free = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
-        text = (
+        free_space = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
+        message = (
             f"the disk is full: {'a file' if path is None else display_path(path)} cannot be "
-            f"written, {free}"
+            f"written, {free_space}"
         )
-        return f"{text}. Free some space and resume: earlier files are intact"
+        return f"{message}. Free some space and resume: earlier files are intact"
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():

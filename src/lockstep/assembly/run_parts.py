@@ -67,9 +67,9 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         images.train.pixels,
         config.data.memory,
     )
-    found: list[Error] = []
+    errors: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
-        found.append(
+        errors.append(
             Error(
                 "conflict",
                 f"data.memory={memory}",
@@ -77,8 +77,10 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
                 "use data.memory=stream",
             )
         )
-    if memory == "stream" and not any(is_streamed(part.pixels) for part in images.parts.values()):
-        found.append(
+    if memory == "stream" and not any(
+        is_streamed(subset.pixels) for subset in images.parts.values()
+    ):
+        errors.append(
             Error(
                 "conflict",
                 "data.memory=stream",
@@ -87,7 +89,7 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
             )
         )
     if images.statistics is None and not isinstance(pixels, Tensor):
-        found.append(
+        errors.append(
             Error(
                 "missing",
                 name,
@@ -99,41 +101,43 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         "data.balance": config.data.balance,
         "task.class_weights": config.task.arguments().get("class_weights"),
     }
-    counting = [
+    counting_settings = [
         f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)
     ]
-    if counting and images.class_counts("train") is None:
-        found.append(
+    if counting_settings and images.class_counts("train") is None:
+        errors.append(
             Error(
                 "missing",
-                counting[0],
+                counting_settings[0],
                 "needs the class of each training image",
                 f"let {name} return them, a Dataset as `targets` (no target_transform)",
             )
         )
-    if (absent := images.absent_classes("train")) and (counting or len(images.train.targets)):
-        found.append(
+    if (absent_classes := images.absent_classes("train")) and (
+        counting_settings or len(images.train.targets)
+    ):
+        errors.append(
             Error(
                 "missing",
                 name,
-                f"has no training image of {join_names(absent)}",
+                f"has no training image of {join_names(absent_classes)}",
                 "add some, or remove the class",
             )
         )
     augment = config.augment
-    used = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
-    if used and images.train.dtype != torch.uint8:
-        found.append(
+    augmentations = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
+    if augmentations and images.train.dtype != torch.uint8:
+        errors.append(
             Error(
                 "conflict",
-                ", ".join(used),
+                ", ".join(augmentations),
                 f"needs uint8 images, and {name} returns floats",
                 "remove it, and change the images in the source",
             )
         )
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
-        found.append(
+        errors.append(
             Error(
                 "range",
                 f"augment.crop_padding={augment.crop_padding}",
@@ -142,7 +146,7 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
             )
         )
     if augment.cutout_inside and augment.cutout > side:
-        found.append(
+        errors.append(
             Error(
                 "range",
                 f"augment.cutout={augment.cutout}",
@@ -150,8 +154,8 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
                 f"use at most their shorter side, {side}",
             )
         )
-    if found:
-        raise ConfigError(*found)
+    if errors:
+        raise ConfigError(*errors)
 
 
 def refuse_shared_groups(config: Config, images: Splits) -> None:
@@ -159,25 +163,30 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
 
     It would make an evaluation too optimistic.
     """
-    files, named, table = dict[str, str](), dict[str, dict[str, str]](), images.files
+    files, names_by_unit, table = dict[str, str](), dict[str, dict[str, str]](), images.files
     if table is not None:
         files = dict(
             zip(table.names, real_names(table.folder, table.names, table.states), strict=True)
         )
-    for split, part in images.parts.items():
-        units = part.groups or [files[name] for name in part.names if files]
-        named[split] = dict(zip(units, part.names, strict=False))
+    for split, subset in images.parts.items():
+        units = subset.groups or [files[name] for name in subset.names if files]
+        names_by_unit[split] = dict(zip(units, subset.names, strict=False))
     unit = "file" if images.train.groups is None else "group"
-    for (one, first), (other, second) in itertools.combinations(named.items(), 2):
-        shared = [group for group in first if group in second]
-        if shared and config.data.shared_groups == "refuse":
-            example = f"{shared[0]} ({first[shared[0]]}, {second[shared[0]]})"
+    for (first_split, first_units), (second_split, second_units) in itertools.combinations(
+        names_by_unit.items(), 2
+    ):
+        shared_units = [group for group in first_units if group in second_units]
+        if shared_units and config.data.shared_groups == "refuse":
+            example = (
+                f"{shared_units[0]} "
+                f"({first_units[shared_units[0]]}, {second_units[shared_units[0]]})"
+            )
             raise ConfigError(
                 Error(
                     "conflict",
                     "data.shared_groups=refuse",
-                    f"forbids {plural(len(shared), unit)} in both {one} and {other}, "
-                    f"such as {example}",
+                    f"forbids {plural(len(shared_units), unit)} "
+                    f"in both {first_split} and {second_split}, such as {example}",
                     "move their images, or set data.shared_groups=accept",
                 )
             )
@@ -231,17 +240,17 @@ def splits(session: Session, run: RunFolder, *, is_once: bool = False) -> Splits
     Raises ConfigError on all ranks. For an evaluation (`is_once`) each rank reads only the images
     that it uses, and the checkpoint has the statistics.
     """
-    kept = together(lambda: data_record.recorded_splits(run))
-    loaded = once_a_node(
+    recorded_splits = together(lambda: data_record.recorded_splits(run))
+    images = once_a_node(
         session.config.data,
-        partial(source, is_once=is_once, kept=kept),
+        partial(source, is_once=is_once, kept=recorded_splits),
         rank=session.rank,
         local_rank=session.local_rank,
         is_silent=session.config.silent,
     )
     if is_once:
-        loaded = replace(loaded, statistics=identity_statistics(loaded.train.pixels.shape[1]))
-    return seed_splits(loaded, session.config.seed)
+        images = replace(images, statistics=identity_statistics(images.train.pixels.shape[1]))
+    return seed_splits(images, session.config.seed)
 
 
 def once_a_node(
@@ -265,12 +274,12 @@ def once_a_node(
 
             local, remark = data_copies.stage(section, is_first=is_first)
             return readable(lambda: load(local), remark)
-        loaded: list[T] = []
+        results: list[T] = []
         if section.arguments().get("download"):
             # A folder that all nodes share is filled only once.
             for is_turn in (rank == 0, rank > 0 and is_first):
-                loaded += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
-        return loaded[0] if loaded else readable(lambda: load(section))
+                results += together(lambda: [load(section)] if is_turn else [])  # noqa: B023
+        return results[0] if results else readable(lambda: load(section))
 
 
 def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits:
@@ -280,16 +289,16 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     not checked before.
     """
     refuse_unfit_arguments(section)
-    given = {
+    settings = {
         "memory": section.memory,
         "fold": Fold.chosen(section.fold, section.folds),
         "kept": kept,
     }
-    given = {key: value for key, value in given.items() if value is not None}
-    supplied: dict[str, Any] = {
-        key: given[key] for key in given if signatures.has_parameter(section.target, key)
+    settings = {key: value for key, value in settings.items() if value is not None}
+    arguments: dict[str, Any] = {
+        key: settings[key] for key in settings if signatures.has_parameter(section.target, key)
     }
-    if "fold" in given and "fold" not in supplied:
+    if "fold" in settings and "fold" not in arguments:
         raise ConfigError(
             Error(
                 "unsupported",
@@ -304,8 +313,8 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
         and is_ours(section.target)
         and "cache" in section.arguments()
     ):
-        supplied["memory"] = "once"
-    return build.build(section, **supplied)
+        arguments["memory"] = "once"
+    return build.build(section, **arguments)
 
 
 def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
@@ -320,14 +329,14 @@ def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
 
 def refuse_unfit_arguments(section: Data) -> None:
     """Raise ConfigError for arguments that a source does not accept."""
-    if found := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
-        raise ConfigError(*found)
+    if errors := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
+        raise ConfigError(*errors)
 
 
 def seed_splits(splits: Splits, seed: int) -> Splits:
     """Set the seed of a run in pixels that draw random numbers. Others are unchanged."""
 
-    def part(images: Images) -> Images:
+    def set_seed(images: Images) -> Images:
         pixels: Any = images.pixels
         return (
             replace(images, pixels=replace(pixels, seed=seed))
@@ -335,7 +344,7 @@ def seed_splits(splits: Splits, seed: int) -> Splits:
             else images
         )
 
-    return replace(splits, **{name: part(images) for name, images in splits.parts.items()})
+    return replace(splits, **{split: set_seed(images) for split, images in splits.parts.items()})
 
 
 def image_format(data: ImageData) -> ImageFormat:
@@ -361,15 +370,15 @@ def build_module(
 
         module, companion = custom_module.build_module(session, images, total_steps)
         return module, [companion]
-    first: list[Callback] = []
+    first_callbacks: list[Callback] = []
     if config.head_only is True:  # The value each_epoch is not meant here.
         from lockstep.assembly.frozen_features import FrozenFeatures
 
-        first.append(FrozenFeatures(session))
-    first.append(Reliability(is_applied=config.calibrate))
+        first_callbacks.append(FrozenFeatures(session))
+    first_callbacks.append(Reliability(is_applied=config.calibrate))
     return networks.classifier(
         session, images, total_steps=total_steps, is_trained=is_trained
-    ), first
+    ), first_callbacks
 
 
 class _LayerSync(ExactBatchNorm, LayerSync):

@@ -92,7 +92,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
     # GPUs may differ. No worker uses a precision that one of them lacks.
     precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
     set_tf32(precision == "tf32")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         session = Session(
             config=config,
             folder=folder,
@@ -105,12 +105,12 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             precision=precision,
             precision_reason=reason,
             environment=environment,
-            held=held,
+            held=stack,
         )
         if (count := config.trainer.virtual_shards) is not None:
             from lockstep.distributed.virtual_shards import VirtualShards
 
-            shards = held.enter_context(
+            shards = stack.enter_context(
                 VirtualShards(count, session.worker_weights, torch.get_num_threads())
             )
             session = replace(session, shards=shards)
@@ -124,9 +124,9 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         except Exception as error:
             from lockstep.assembly.failures import explain
 
-            text = explain(error, folder, world)
-            if text is not None:
-                raise Refused(text) from error
+            message = explain(error, folder, world)
+            if message is not None:
+                raise Refused(message) from error
             raise
         # After a failure the group stays until the process ends, because the failure must be
         # recorded before other ranks notice it.
@@ -135,19 +135,21 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             collectives.leave()
 
 
-def agreed_checkpoint(session: Session, requested: Path) -> Chosen:
+def agreed_checkpoint(session: Session, requested_path: Path) -> Chosen:
     """Return the checkpoint that rank 0 chooses. Every rank must call it.
 
-    It is the `requested` one, or another one if that is damaged, which rank 0 prints. Raises
-    ConfigError on all ranks if none is intact.
+    It is the one at `requested_path`, or another one if that is damaged, which rank 0 prints.
+    Raises ConfigError on all ranks if none is intact.
     """
     own_choice = together(
         lambda: (
-            checkpoints.choose_checkpoint(session.folder, requested) if session.rank == 0 else None
+            checkpoints.choose_checkpoint(session.folder, requested_path)
+            if session.rank == 0
+            else None
         )
     )
-    chosen = gather_objects(own_choice)[0]
-    assert chosen is not None
-    if chosen.note and session.rank == 0:
-        print(chosen.note, file=sys.stderr, flush=True)
-    return chosen
+    checkpoint = gather_objects(own_choice)[0]
+    assert checkpoint is not None
+    if checkpoint.note and session.rank == 0:
+        print(checkpoint.note, file=sys.stderr, flush=True)
+    return checkpoint

@@ -59,14 +59,14 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     """Raise ConfigError for an augmentation that the losses or the targets do not support."""
     target = config.task.target
-    used = config.augment.used
-    mixing = [name for name in used if name in ("mixup", "cutmix")]
-    wrong: list[Error] = []
-    if mixing and not task.takes_mixed:
-        wrong.append(
+    augmentations = config.augment.used
+    mixing_names = [name for name in augmentations if name in ("mixup", "cutmix")]
+    errors: list[Error] = []
+    if mixing_names and not task.takes_mixed:
+        errors.append(
             Error(
                 "conflict",
-                f"augment.{mixing[0]}",
+                f"augment.{mixing_names[0]}",
                 f"mixes two samples, and {target} has no loss of mixed ones",
                 "set it to 0",
             )
@@ -74,13 +74,15 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     # These targets lie in the image.
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:
         can_move = type(task).moved_targets is not Task.moved_targets
-        for name in (name for name in used if name in OTHERS or (name in MOVING and not can_move)):
+        for name in (
+            name for name in augmentations if name in OTHERS or (name in MOVING and not can_move)
+        ):
             hint = (
                 "switch it off"
                 if name in OTHERS
                 else f"add moved_targets to {target}, or switch it off"
             )
-            wrong.append(
+            errors.append(
                 Error(
                     "unsupported",
                     f"augment.{name}",
@@ -88,8 +90,8 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
                     hint,
                 )
             )
-    if wrong:
-        raise ConfigError(*wrong)
+    if errors:
+        raise ConfigError(*errors)
 
 
 def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
@@ -98,16 +100,16 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
     Targets of a Dataset, which are created on demand, are checked in each batch.
     """
     outputs = outputs.detach()[:0]
-    parts = data.splits.parts
+    subsets = data.splits.parts
     is_counted = (
         config.data.balance or config.data.folds or config.task.arguments().get("class_weights")
     )
 
     def check(batch: Batch) -> None:
         split = STAGES[module.trainer.state.stage or ""]
-        names = [str(parts[split].names[index]) for index in batch.indices.tolist()]
-        listed = parts[split].classes if is_counted else None
-        if listed is not None and not torch.equal(listed[batch.indices], batch.targets):
+        sample_names = [str(subsets[split].names[index]) for index in batch.indices.tolist()]
+        classes = subsets[split].classes if is_counted else None
+        if classes is not None and not torch.equal(classes[batch.indices], batch.targets):
             raise ConfigError(
                 Error(
                     "conflict",
@@ -116,9 +118,9 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
                     "correct or remove them",
                 )
             )
-        refuse_unfit(config, module.task, outputs, split, batch.targets, names)
+        refuse_unfit(config, module.task, outputs, split, batch.targets, sample_names)
 
-    for split, images in parts.items():
+    for split, images in subsets.items():
         if len(images.targets) < images.pixels.shape[0]:  # The targets come from a Dataset.
             data.look_at_batch = check
         else:
@@ -126,30 +128,38 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
 
 
 def refuse_unfit(
-    config: Config, task: Task, outputs: Tensor, split: str, targets: Tensor, names: Sequence[str]
+    config: Config,
+    task: Task,
+    outputs: Tensor,
+    split: str,
+    targets: Tensor,
+    sample_names: Sequence[str],
 ) -> None:
     """Raise ConfigError for the first of the `targets` that the task cannot learn.
 
     `outputs` (0, ...) has the shape of the outputs of the network.
     """
-    good = torch.cat([task.fits(part, outputs) for part in targets.split(CHUNK)])
-    bad = (~good).nonzero().flatten().tolist()
-    if not bad:
+    is_valid = torch.cat([task.fits(chunk, outputs) for chunk in targets.split(CHUNK)])
+    invalid_rows = (~is_valid).nonzero().flatten().tolist()
+    if not invalid_rows:
         return
-    sample, dtype = targets[bad[0]], str(targets.dtype).removeprefix("torch.")
+    sample, dtype = targets[invalid_rows[0]], str(targets.dtype).removeprefix("torch.")
     if sample.numel() > MAX_VALUES_SHOWN:
         values = f"values from {sample.min()} to {sample.max()}"
     else:
         values = f"{sample.tolist()}"
-    found = f"{values} in {names[bad[0]]} ({len(bad)} of {plural(len(targets), 'sample')})"
-    if len(bad) == len(targets):
-        found = f"{dtype} of shape {tuple(sample.shape)} for each sample, {found}"
+    description = (
+        f"{values} in {sample_names[invalid_rows[0]]} "
+        f"({len(invalid_rows)} of {plural(len(targets), 'sample')})"
+    )
+    if len(invalid_rows) == len(targets):
+        description = f"{dtype} of shape {tuple(sample.shape)} for each sample, {description}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     raise ConfigError(
         Error(
             "value",
             f"task._target_={config.task.target}",
-            f"takes {takes}, and {split} has {found}",
+            f"takes {takes}, and {split} has {description}",
             "correct them, or use another task",
         )
     )
@@ -249,7 +259,7 @@ def restore_module(module: Classifier) -> Iterator[None]:
     Nothing is compiled in the block, and no warnings are printed.
     """
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     devices = [module.device] if module.device.type == "cuda" else []
     with warnings.catch_warnings(), torch.random.fork_rng(devices), module.eager_mode():
         warnings.simplefilter("ignore")
@@ -259,6 +269,6 @@ def restore_module(module: Classifier) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
-            for part, is_training in modes:
-                part.training = is_training
+            for submodule, is_training in modes:
+                submodule.training = is_training
             module.zero_grad()

@@ -44,21 +44,21 @@ LOG = "terminal.log"  # Output of rank 0, in the folder of an environment
 NAME = "benchmark"
 
 
-def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
+def run_benchmark(arguments: Sequence[str], source: compose.Source) -> int:
     try:
-        typed = add_benchmark(texts)
-        (job,) = overrides.check(typed, source, is_benchmark=True).jobs
-        config, chosen = job.config, job.folder
+        benchmark_overrides = add_benchmark(arguments)
+        (job,) = overrides.check(benchmark_overrides, source, is_benchmark=True).jobs
+        config, folder = job.config, job.folder
         assert isinstance(config, BenchmarkConfig)
         if config.cluster.name != "none":
-            return _submit(config, texts, chosen)
+            return _submit(config, arguments, folder)
         # This is a shell of salloc.
         if "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:
-            step.enter([NAME, *texts])
+            step.enter([NAME, *arguments])
         data_presence.check(config.data)
-        built = environments(config, available_machines(os.environ))
-        if all(each.config is None for each in built):
-            reasons = [f"{each.name} {each.skipped}" for each in built]
+        candidates = environments(config, available_machines(os.environ))
+        if all(environment.config is None for environment in candidates):
+            reasons = [f"{environment.name} {environment.skipped}" for environment in candidates]
             raise ConfigError(
                 Error(
                     "machine",
@@ -67,17 +67,17 @@ def run_benchmark(texts: Sequence[str], source: compose.Source) -> int:
                     "; ".join(reasons),
                 )
             )
-        if chosen is not None and any(
-            (chosen / name).exists() for name in (BENCHMARK, *config.benchmark.environments)
+        if folder is not None and any(
+            (folder / name).exists() for name in (BENCHMARK, *config.benchmark.environments)
         ):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
             raise ConfigError(
-                Error("exists", display_path(chosen), "already contains a benchmark", hint)
+                Error("exists", display_path(folder), "already contains a benchmark", hint)
             )
     except ConfigError as error:
         exit_with(error)
-    path = chosen or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
-    return _run(permissions.open_new(path).path, config, built, texts)
+    path = folder or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())
+    return _run(permissions.open_new(path).path, config, candidates, arguments)
 
 
 def add_benchmark(overrides: Sequence[str]) -> list[str]:
@@ -85,15 +85,17 @@ def add_benchmark(overrides: Sequence[str]) -> list[str]:
 
     Does nothing if they choose another option.
     """
-    added = [f"+{text}" if text.startswith("benchmark=") else text for text in overrides]
+    new_overrides = [
+        f"+{override}" if override.startswith("benchmark=") else override for override in overrides
+    ]
     return (
-        added
-        if any(text.startswith("+benchmark=") for text in added)
-        else ["+benchmark=default", *added]
+        new_overrides
+        if any(override.startswith("+benchmark=") for override in new_overrides)
+        else ["+benchmark=default", *new_overrides]
     )
 
 
-def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) -> int:
+def _submit(config: BenchmarkConfig, arguments: Sequence[str], run_dir: Path | None) -> int:
     """Submit the benchmark as a job, whose folder is that of the benchmark.
 
     Returns the exit code.
@@ -107,15 +109,19 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
     environments(config, machines)  # This raises the errors of their runs.
 
     def arguments_in(folder: RunFolder) -> list[str]:
-        folder.note(overrides=redact(texts))
-        replaced = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
-        own = [
+        folder.note(overrides=redact(arguments))
+        pattern = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
+        job_arguments = [
             "cluster=none",
             "trainer.num_nodes=1",
             f"hydra.run.dir={naming.hydra_text(str(folder.path))}",
         ]
         return submission.add_ignored_conf(
-            [NAME, *(text for text in texts if not replaced.match(text)), *own]
+            [
+                NAME,
+                *(argument for argument in arguments if not pattern.match(argument)),
+                *job_arguments,
+            ]
         )
 
     trainer = config.trainer.model_copy(update={"devices": 1, "worker_weights": None})
@@ -123,14 +129,14 @@ def _submit(config: BenchmarkConfig, texts: Sequence[str], chosen: Path | None) 
         update={"name": "auto" if config.cluster.gpus_per_node else "cpu"}
     )
     request = config.model_copy(update={"trainer": trainer, "strategy": strategy})
-    return submission.start_command(request, NAME, arguments_in, chosen=chosen, is_head=True)
+    return submission.start_command(request, NAME, arguments_in, path=run_dir, is_head=True)
 
 
 def _run(
     path: Path,
     config: BenchmarkConfig,
     chosen_environments: Sequence[Environment],
-    texts: Sequence[str],
+    arguments: Sequence[str],
 ) -> int:
     """Train in the environments and write the report.
 
@@ -138,7 +144,7 @@ def _run(
     """
     out, flag = terminal(), SignalFlag()
     flag.install()
-    benchmark = results.new_benchmark(path, config, texts)
+    benchmark = results.new_benchmark(path, config, arguments)
     budget = f"{duration(config.benchmark.budget_s)} of training in each environment"
     print_line(out, f"Benchmark in {display_path(path)}: {budget}")
     for environment in chosen_environments:
@@ -213,12 +219,12 @@ def _report(path: Path, benchmark: dict[str, Any]) -> None:
     )
 
 
-def exit_code(records: Sequence[results.Record], received: int) -> int:
+def exit_code(records: Sequence[results.Record], signal_number: int) -> int:
     """Return the exit code of a benchmark.
 
     It is 128 + the signal that ended the benchmark, as in shells. Otherwise it is 1 if an
     environment failed, else 0.
     """
-    if received:
-        return 128 + received
+    if signal_number:
+        return 128 + signal_number
     return EXIT_FAILED if any(r["state"] == "failed" for r in records) else 0

@@ -64,17 +64,17 @@ def environments(config: BenchmarkConfig, machines: Machines) -> list[Environmen
 
     Raises ConfigError with all errors of their runs.
     """
-    built, errors = [], []
+    candidates, errors = [], []
     for name, entry in config.benchmark.environments.items():
         if entry is None:
             continue
         try:
-            built.append(_environment(name, entry, config, machines))
+            candidates.append(_environment(name, entry, config, machines))
         except ConfigError as error:
-            errors += [each.within(f"benchmark.environments.{name}") for each in error.errors]
+            errors += [problem.within(f"benchmark.environments.{name}") for problem in error.errors]
     if errors:
         raise ConfigError(*errors)
-    return built
+    return candidates
 
 
 def _environment(
@@ -87,9 +87,9 @@ def _environment(
     num_nodes = machines.count if entry.num_nodes == "all" else entry.num_nodes
     num_threads = max(1, machines.num_cores // max(1, num_local))
     environment = Environment(name, device, num_local, num_nodes, num_threads)
-    skipped = _shortage(environment, num_present, machines.count, is_all=entry.devices == "all")
-    if skipped:
-        return replace(environment, skipped=skipped)
+    shortage = _shortage(environment, num_present, machines.count, is_all=entry.devices == "all")
+    if shortage:
+        return replace(environment, skipped=shortage)
     tree = config_file.to_tree(config)
     del tree["benchmark"]
     tree["trainer"] |= {
@@ -102,10 +102,10 @@ def _environment(
     tree["cluster"]["gpus_per_node"] = None  # The job may have more GPUs than the run.
     tree["scale_with_workers"] = entry.scale_with_workers
     # The check is for one machine, because this process is alone.
-    checked = validation.check_tree(tree)
-    trainer = checked.trainer.model_copy(update={"num_nodes": num_nodes})
-    scaled = build.resolve_config(checked.model_copy(update={"trainer": trainer}))
-    return replace(environment, config=scaled)
+    run_config = validation.check_tree(tree)
+    trainer = run_config.trainer.model_copy(update={"num_nodes": num_nodes})
+    scaled_config = build.resolve_config(run_config.model_copy(update={"trainer": trainer}))
+    return replace(environment, config=scaled_config)
 
 
 def _shortage(
@@ -123,5 +123,5 @@ def _shortage(
         is_enough = environment.num_workers > 1
     else:  # Processes can share cores.
         is_enough = environment.num_local <= num_present or environment.device == "cpu"
-    where = "this machine" if num_machines == 1 else f"each of {num_machines} machines"
-    return "" if is_enough else f"needs more {device_name}s than {where} has ({num_present})"
+    location = "this machine" if num_machines == 1 else f"each of {num_machines} machines"
+    return "" if is_enough else f"needs more {device_name}s than {location} has ({num_present})"

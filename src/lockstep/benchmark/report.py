@@ -25,19 +25,21 @@ def write(path: Path, benchmark: dict[str, Any]) -> None:
 
     Does nothing if no environment was measured.
     """
-    timed = [r for r in benchmark["environments"] if r.get("epoch_s")]
-    if not timed:
+    timed_records = [r for r in benchmark["environments"] if r.get("epoch_s")]
+    if not timed_records:
         return
     with style():
         with atomic_file(path / "report.pdf") as file:
-            page(benchmark, timed).savefig(file, format="pdf", metadata={"CreationDate": None})
-        chart = new_figure(1.5 + 0.5 * len(timed))
-        draw(chart.subplots(), timed)
+            page(benchmark, timed_records).savefig(
+                file, format="pdf", metadata={"CreationDate": None}
+            )
+        chart = new_figure(1.5 + 0.5 * len(timed_records))
+        draw(chart.subplots(), timed_records)
         with atomic_file(path / "epoch_time.png") as file:
             chart.savefig(file, format="png", dpi=160)
 
 
-def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
+def page(benchmark: dict[str, Any], timed_records: Sequence[Record]) -> Figure:
     """Draw the facts, the table and the chart on a page of A4."""
     records = benchmark["environments"]
     lines = [
@@ -45,11 +47,11 @@ def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
         *(f"{name}: {value}" for name, value in facts(benchmark) if value),
     ]
     lines += [results.summary(r) for r in records if r["state"] != "measured"]
-    text = "\n".join(textwrap.fill(printable(line), NUM_COLUMNS) for line in lines)
+    header = "\n".join(textwrap.fill(printable(line), NUM_COLUMNS) for line in lines)
     figure = Figure(figsize=A4, layout=ConstrainedLayoutEngine(w_pad=0.5, h_pad=0.5))
     top, bottom = figure.subplots(2)
     top.axis("off")
-    top.set_title(text, size=9, weight="normal", linespacing=1.5)
+    top.set_title(header, size=9, weight="normal", linespacing=1.5)
     table = top.table(
         results.rows(records),
         colLabels=results.HEADS,
@@ -59,7 +61,7 @@ def page(benchmark: dict[str, Any], timed: Sequence[Record]) -> Figure:
     )
     table.auto_set_font_size(False)
     table.auto_set_column_width(range(len(results.HEADS)))
-    draw(bottom, timed)
+    draw(bottom, timed_records)
     return figure
 
 
@@ -84,14 +86,14 @@ def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def draw(ax: Axes, timed: Sequence[Record]) -> None:
+def draw(ax: Axes, timed_records: Sequence[Record]) -> None:
     """Draw the seconds per epoch of each environment: median, shortest and longest."""
-    spreads = [r["epoch_s"] for r in timed]
+    spreads = [r["epoch_s"] for r in timed_records]
     errors = [[s["median"] - s["low"] for s in spreads], [s["high"] - s["median"] for s in spreads]]
-    rows = range(len(timed))
+    rows = range(len(timed_records))
     bars = ax.barh(rows, [s["median"] for s in spreads], xerr=errors, color=BLUE, capsize=3)
     ax.bar_label(bars, [f"{s['median']:.4g} s" for s in spreads], padding=4)
-    ax.set_yticks(rows, [f"{r['name']}\n{plural(r['workers'], 'worker')}" for r in timed])
+    ax.set_yticks(rows, [f"{r['name']}\n{plural(r['workers'], 'worker')}" for r in timed_records])
     ax.invert_yaxis()
     ax.margins(x=0.15)
     ax.set_xlabel("training time per epoch in seconds: median, shortest and longest")

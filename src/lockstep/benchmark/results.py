@@ -31,12 +31,12 @@ HEADS = (
 )
 
 
-def new_benchmark(path: Path, config: BenchmarkConfig, texts: Sequence[str]) -> dict[str, Any]:
+def new_benchmark(path: Path, config: BenchmarkConfig, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the content of results.json in the folder `path` before the first environment."""
     # In the job of a submission, the folder has the overrides of the submission.
-    typed = RunFolder(path).read_overrides() or redact(texts)
+    overrides = RunFolder(path).read_overrides() or redact(arguments)
     return {
-        "command": shlex.join(["lockstep", "benchmark", *typed]),
+        "command": shlex.join(["lockstep", "benchmark", *overrides]),
         "date": datetime.now().astimezone().isoformat(" ", "seconds"),
         "name": config.run_name,
         "settings": config.benchmark.model_dump(),
@@ -95,10 +95,10 @@ def speed_up(r: Record, records: Sequence[Record]) -> float | None:
 
     Returns None if either was not measured.
     """
-    for one in records:
-        is_single = one["device"] == r["device"] and one.get("workers") == 1
-        if is_single and one["images_per_s"] and r["images_per_s"]:
-            return r["images_per_s"]["median"] / one["images_per_s"]["median"]
+    for baseline in records:
+        is_single = baseline["device"] == r["device"] and baseline.get("workers") == 1
+        if is_single and baseline["images_per_s"] and r["images_per_s"]:
+            return r["images_per_s"]["median"] / baseline["images_per_s"]["median"]
     return None
 
 

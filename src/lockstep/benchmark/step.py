@@ -71,7 +71,7 @@ class Step:
         self._log = log
 
     def start(self, environ: Mapping[str, str]) -> None:
-        kept = {
+        variables = {
             name: environ[name]
             for name in environ
             if name in KEPT or not name.startswith(("SLURM_", "SRUN_"))
@@ -81,7 +81,7 @@ class Step:
             # terminal.
             self._process = subprocess.Popen(
                 self._words,
-                env=kept,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -51,10 +51,10 @@ def serve_board(logdir: Path, host: str | None, port: int | None, known_hosts: s
         )
     # This also resolves `latest`, whose target changes.
     logdir = logdir.resolve()
-    others = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
+    plugins = [plugin for plugin in default.get_plugins() if plugin is not TrainingLoader]
     # The token is not a flag, because TensorBoard shows its flags.
     listen = functools.partial(_listen, secrets.token_urlsafe())
-    board = _Board(plugins=[*others, TrainingLoader], server_class=listen)
+    board = _Board(plugins=[*plugins, TrainingLoader], server_class=listen)
     io_wrapper.GetLogdirSubdirectories = _find_curves
     # TensorBoard's fast reader of event files is off, because its port is open to every user of the
     # machine.
@@ -105,16 +105,17 @@ def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
         try:
             hosts.check(request)
             if hmac.compare_digest(request.args.get("token", "").encode(), token.encode()):
-                entered = redirect("./")
-                entered.headers["Set-Cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
-                return entered(environ, start_response)
+                response = redirect("./")
+                response.headers["Set-Cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
+                return response(environ, start_response)
             cookies = environ.get("HTTP_COOKIE", "").split(";")
             if not any(
-                hmac.compare_digest(given.strip().encode(), cookie.encode()) for given in cookies
+                hmac.compare_digest(sent_cookie.strip().encode(), cookie.encode())
+                for sent_cookie in cookies
             ):
                 raise Refusal(403, NO_TOKEN)
-        except Refusal as no:
-            return Response(f"{no.reason}\n", no.code, mimetype="text/plain")(
+        except Refusal as refusal:
+            return Response(f"{refusal.reason}\n", refusal.code, mimetype="text/plain")(
                 environ, start_response
             )
         return app(environ, start_response)

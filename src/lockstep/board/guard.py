@@ -45,10 +45,10 @@ class Hosts:
 
     def check(self, request: Request) -> None:
         """Raise Refusal for a request to an unknown host name."""
-        name = _host_name(request.headers.get("Host", ""))
-        if name not in self._names and not (self._has_addresses and _is_address(name)):
-            what = f"Runs are not shown under the host name {name!r}."
-            raise Refusal(403, f"{what} Start with --training-hosts NAME to allow it.")
+        host_name = _host_name(request.headers.get("Host", ""))
+        if host_name not in self._names and not (self._has_addresses and _is_address(host_name)):
+            problem = f"Runs are not shown under the host name {host_name!r}."
+            raise Refusal(403, f"{problem} Start with --training-hosts NAME to allow it.")
 
 
 class Guard:
@@ -96,9 +96,9 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _is_address(name: str) -> bool:
+def _is_address(host_name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(host_name)
     except ValueError:
         return False
     return True

@@ -34,25 +34,29 @@ def importance_in(sweep: Path) -> dict[str, Any]:
     with open(journal, "rb", opener=no_link):
         storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.load_study(study_name="study", storage=storage)
-    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    points = {frozenset(trial.params.items()): trial for trial in finished}
-    found = {"num_finished": len(points), "least": MIN_TRIALS, "importances": {}, "chance": {}}
+    finished_trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    points = {frozenset(trial.params.items()): trial for trial in finished_trials}
+    result = {"num_finished": len(points), "least": MIN_TRIALS, "importances": {}, "chance": {}}
     if len(points) >= MIN_TRIALS:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        alone = optuna.create_study(direction=study.direction)
+        finished_study = optuna.create_study(direction=study.direction)
         for trial in points.values():
-            alone.add_trial(
+            finished_study.add_trial(
                 create_trial(
                     params=trial.params, distributions=trial.distributions, value=trial.value
                 )
             )
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.25)
-        measured = evaluator.evaluate(alone)
-        shuffled = [evaluator.evaluate(_shuffle_values(alone, seed)) for seed in range(SHUFFLES)]
-        whole = sum(measured.values()) or 1.0  # All are 0 if the values are equal.
-        found["importances"] = {key: value / whole for key, value in measured.items()}
-        found["chance"] = {key: max(each[key] for each in shuffled) / whole for key in measured}
-    return found
+        importances = evaluator.evaluate(finished_study)
+        shuffles = [
+            evaluator.evaluate(_shuffle_values(finished_study, seed)) for seed in range(SHUFFLES)
+        ]
+        total = sum(importances.values()) or 1.0  # All are 0 if the values are equal.
+        result["importances"] = {key: value / total for key, value in importances.items()}
+        result["chance"] = {
+            key: max(shuffle[key] for shuffle in shuffles) / total for key in importances
+        }
+    return result
 
 
 def _shuffle_values(study: optuna.Study, seed: int) -> optuna.Study:

@@ -113,10 +113,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
         """Return all runs and a row for each sweep, with the overrides in which they differ."""
         runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watched)]
         sweeps = self._sweeps.rows()
-        differing = discovery.differing_overrides(
+        overrides = discovery.differing_overrides(
             [*(run for run in runs if "sweep" not in run), *sweeps]
         )
-        return {"runs": runs, "sweeps": sweeps, "differing": differing, "folder": self._root.name}
+        return {"runs": runs, "sweeps": sweeps, "differing": overrides, "folder": self._root.name}
 
     def _show(self, request: Request) -> dict[str, Any]:
         """Return the details of one run.
@@ -125,9 +125,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
         """
         run = self._find(request.args.get("id"))
         rows = discovery.read_rows(run.folder)
-        every = -(-len(rows) // MAX_ROWS) or 1
+        step = -(-len(rows) // MAX_ROWS) or 1
         return {
-            "rows": rows[::-every][::-1],  # The last row is included.
+            "rows": rows[::-step][::-1],  # The last row is included.
             "resume": discovery.resume_command(run),
             "command": (
                 f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}"
@@ -147,11 +147,13 @@ class TrainingPlugin(base_plugin.TBPlugin):
         # TensorBoard does not need optuna, which this module imports.
         from lockstep.board.importance import importance_in
 
-        name = request.args.get("name")
-        if name is None or name not in {run.sweep for run in self._watched.runs().values()}:
+        sweep_name = request.args.get("name")
+        if sweep_name is None or sweep_name not in {
+            run.sweep for run in self._watched.runs().values()
+        }:
             raise Refusal(404, "This sweep no longer exists.")
         try:
-            return importance_in(self._root / name)
+            return importance_in(self._root / sweep_name)
         except Exception as error:
             # Optuna does not check the content.
             raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
@@ -181,17 +183,17 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _write_notes(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request, max_bytes=discovery.MAX_NOTES_BYTES)
-        asked = _request_body(request)
-        note, tags = asked.get("note"), asked.get("tags")
+        body = _request_body(request)
+        note, tags = body.get("note"), body.get("tags")
         if not (
             isinstance(note, str)
             and isinstance(tags, list)
             and all(isinstance(tag, str) for tag in tags)
         ):
             raise Refusal(400, 'Expected {"run": id, "note": text, "tags": [text]}.')
-        run = self._find(asked.get("run"), is_fresh=True)
+        run = self._find(body.get("run"), is_fresh=True)
         with self._notes_lock:
-            if asked.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
+            if body.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
                 raise Refusal(
                     409,
                     (
@@ -228,9 +230,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
                 if request.method != method:
                     raise Refusal(405, f"{method} only.")
                 return http_util.Respond(request, to_json(answer(request)), "application/json")
-            except Refusal as no:
+            except Refusal as refusal:
                 return http_util.Respond(
-                    request, {"message": no.reason}, "application/json", code=no.code
+                    request, {"message": refusal.reason}, "application/json", code=refusal.code
                 )
 
         return Request.application(respond)
@@ -238,12 +240,12 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
 def _request_body(request: Request) -> dict[str, Any]:
     try:
-        asked = json.loads(request.get_data())
+        body = json.loads(request.get_data())
     except (ValueError, RecursionError):
-        asked = None
-    if not isinstance(asked, dict) or "run" not in asked:
+        body = None
+    if not isinstance(body, dict) or "run" not in body:
         raise Refusal(400, 'Expected {"run": id}.')
-    return asked
+    return body
 
 
 def _file(path: Path) -> "WSGIApplication":

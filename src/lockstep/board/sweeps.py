@@ -27,10 +27,11 @@ def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
 
     The loss is returned only if there is no other metric.
     """
-    names = sorted(
-        (name for name in metrics if name.startswith("test/")), key=lambda name: name == "test/loss"
+    test_names = sorted(
+        (metric for metric in metrics if metric.startswith("test/")),
+        key=lambda metric: metric == "test/loss",
     )
-    return {"tested": names[0], "test": metrics[names[0]]} if names else {}
+    return {"tested": test_names[0], "test": metrics[test_names[0]]} if test_names else {}
 
 
 class Sweeps:
@@ -52,23 +53,23 @@ class Sweeps:
             if run.sweep is not None:
                 trials[run.sweep][run.folder] = self._watched.facts(run)
         return [
-            _row(name, [*facts.values()]) | self._results(name, facts)
-            for name, facts in trials.items()
+            _row(sweep_name, [*facts.values()]) | self._results(sweep_name, facts)
+            for sweep_name, facts in trials.items()
         ]
 
     def _results(self, name: str, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
         """Return the command of a sweep, and the means of its best setting if it has one."""
         try:
             with self._lock:
-                command, made = self._sweep(name).read(facts)
+                command, table = self._sweep(name).read(facts)
         except (OSError, ValueError):
             # The page of the sweep shows the reason.
             return {"overrides": []}
-        if made.best is None:
+        if table.best is None:
             return {"overrides": command}
-        means = {test: spread["mean"] for test, spread in made.best.tests.items()}
-        setting = " ".join(f"{key}={value}" for key, value in made.best.settings.items())
-        best = {"monitor": made.objective.name, "best": made.best.mean, "setting": setting}
+        means = {test: spread["mean"] for test, spread in table.best.tests.items()}
+        setting = " ".join(f"{key}={value}" for key, value in table.best.settings.items())
+        best = {"monitor": table.objective.name, "best": table.best.mean, "setting": setting}
         return {"overrides": command, **best, **test_result(means)}
 
     def _sweep(self, name: str) -> "_Sweep":
@@ -113,61 +114,61 @@ class _Sweep:
         from lockstep.trials import results, table
         from lockstep.trials.ledger import Ledger
 
-        if (changed := modified_ns(self._folder.path / SWEEP)) != self._changed:
+        if (changed_ns := modified_ns(self._folder.path / SWEEP)) != self._changed:
             self._ledger = Ledger.open(self._folder.path, None, ())
             self._config = table.config_of(self._ledger)
             self._table = None
-            self._changed = changed
+            self._changed = changed_ns
         objective, is_search = (
             results.monitored_objective(self._config),
             self._config.search is not None,
         )
         is_changed = self._table is None
         for trial in self._ledger.trials:
-            seen = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
-            if seen != self._seen.get(trial.number):
+            version = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
+            if version != self._seen.get(trial.number):
                 is_changed = True
-                self._seen[trial.number] = seen
+                self._seen[trial.number] = version
                 self._rows.pop(trial.number, None)
                 best = results.best_epoch(trial.folder, objective)
                 self._metrics[trial.number] = {
-                    name: value for name, value in best.items() if "/" in name
+                    metric: value for metric, value in best.items() if "/" in metric
                 }
         if is_changed:
             self._table = table.table(
-                self._ledger, objective, {}, known=self._rows, is_search=is_search
+                self._ledger, objective, {}, cache=self._rows, is_search=is_search
             )
         return list(map(str, self._ledger.command)), self._table
 
     def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
         """Return the table of the sweep for its page."""
-        _, made = self.read(facts)
-        trials = [self._trial(row, made, facts.get(row.trial.folder, {})) for row in made.rows]
-        names = dict.fromkeys([made.objective.name, *made.tests])
+        _, table = self.read(facts)
+        trials = [self._trial(row, table, facts.get(row.trial.folder, {})) for row in table.rows]
+        metrics = dict.fromkeys([table.objective.name, *table.tests])
         return {
-            "keys": made.keys,
+            "keys": table.keys,
             # This is the direction of the first metric, by which the trials are sorted.
-            "is_max": made.objective.is_max,
+            "is_max": table.objective.is_max,
             "metrics": list(
-                names | dict.fromkeys(name for trial in trials for name in trial["values"])
+                metrics | dict.fromkeys(metric for trial in trials for metric in trial["values"])
             ),
             "trials": trials,
-            "repeated": [[row.trial.number for row in rows] for _, rows in made.repeated],
-            "groups": [group._asdict() for group in made.groups],
-            "best_trials": made.best.trials if made.best is not None else [],
-            "is_search": made.is_search,
+            "repeated": [[row.trial.number for row in rows] for _, rows in table.repeated],
+            "groups": [group._asdict() for group in table.groups],
+            "best_trials": table.best.trials if table.best is not None else [],
+            "is_search": table.is_search,
         }
 
-    def _trial(self, row: Any, made: Any, facts: dict[str, Any]) -> dict[str, Any]:
-        values = self._metrics[row.trial.number] | {made.objective.name: row.value} | row.tests
+    def _trial(self, row: Any, table: Any, facts: dict[str, Any]) -> dict[str, Any]:
+        values = self._metrics[row.trial.number] | {table.objective.name: row.value} | row.tests
         return {
             "trial": row.trial.number,
             "id": facts.get("id"),
-            "settings": {key: row.settings[key] for key in made.keys if key in row.settings},
+            "settings": {key: row.settings[key] for key in table.keys if key in row.settings},
             "state": row.facts["state"],
             "epoch": row.facts.get("epoch"),
             "device": row.trial.device,
-            "values": {name: value for name, value in values.items() if is_number(value)},
+            "values": {metric: value for metric, value in values.items() if is_number(value)},
             "training_s": row.training_s,
             "note": facts.get("note", ""),
             "tags": facts.get("tags", []),

@@ -81,20 +81,20 @@ class Relocation(L.Callback):
     ) -> None:
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})
-            before, now = state.get("dirpath"), getattr(callback, "dirpath", None)
-            if before and now and before != now:
+            old_folder, new_folder = state.get("dirpath"), getattr(callback, "dirpath", None)
+            if old_folder and new_folder and old_folder != new_folder:
                 checkpoint["callbacks"][callback.state_key] = _relocate(
-                    state, Path(before), Path(now)
+                    state, Path(old_folder), Path(new_folder)
                 )
 
 
-def _relocate(value: Any, before: Path, now: Path) -> Any:
-    """Replace all paths below `before` by paths below `now`."""
+def _relocate(value: Any, old_folder: Path, new_folder: Path) -> Any:
+    """Replace all paths below `old_folder` by paths below `new_folder`."""
     if isinstance(value, dict):
         return {
-            _relocate(key, before, now): _relocate(inner, before, now)
+            _relocate(key, old_folder, new_folder): _relocate(inner, old_folder, new_folder)
             for key, inner in value.items()
         }
-    if isinstance(value, str) and value and Path(value).is_relative_to(before):
-        return str(now / Path(value).relative_to(before))
+    if isinstance(value, str) and value and Path(value).is_relative_to(old_folder):
+        return str(new_folder / Path(value).relative_to(old_folder))
     return value

@@ -51,16 +51,16 @@ def live_line(width: int, epoch: str, fraction: float | None, facts: Sequence[st
     Text that does not fit is truncated.
     """
     line = Table.grid(Column(width=EPOCH_WIDTH, justify="right"), padding=(0, 2, 0, 0))
-    text = "  ".join(facts)
+    facts_text = "  ".join(facts)
     cells: list[RenderableType] = [epoch]
-    rest = width - EPOCH_WIDTH - 2
+    free_width = width - EPOCH_WIDTH - 2
     if fraction is not None:
-        bar = max(4, min(24, rest - 2 - len(text)))
+        bar = max(4, min(24, free_width - 2 - len(facts_text)))
         line.add_column(width=bar)
         cells.append(ProgressBar(total=1, completed=fraction, width=bar))
-        rest -= bar + 2
-    line.add_column(width=rest)
-    line.add_row(*cells, text[:rest])
+        free_width -= bar + 2
+    line.add_column(width=free_width)
+    line.add_row(*cells, facts_text[:free_width])
     return line
 
 
@@ -101,11 +101,11 @@ class Console(L.Callback):
         metrics = metrics_of(trainer, pl_module)
         if not self._columns:
             self._begin_table([*metrics])
-        left, rate = self._record.left_s(trainer), self._record.images_per_s
+        left_s, rate = self._record.left_s(trainer), self._record.images_per_s
         cells = {name: _narrow(value) for name, value in metrics.items()}
         cells |= {
             "images/s": f"{rate:,.0f}" if rate else "-",
-            "left": duration(left) if left is not None else "-",
+            "left": duration(left_s) if left_s is not None else "-",
         }
         cells |= {"time": duration(self._record.epoch_times_s[-1])}
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
@@ -195,19 +195,21 @@ class Console(L.Callback):
                 so_far,
             ]
         facts = [f"step {pace.num_done}/{pace.num_batches}"]
-        epoch_left, left = pace.epoch_left_s(now), self._record.left_s(trainer)
+        epoch_left_s, left_s = pace.epoch_left_s(now), self._record.left_s(trainer)
         # The time left is 0 if the batch is late.
-        facts += [f"{duration(epoch_left)} left"] if epoch_left else []
+        facts += [f"{duration(epoch_left_s)} left"] if epoch_left_s else []
         facts += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
         is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
-        facts += [f"{duration(left)} in total"] if left is not None and not is_last_epoch else []
+        facts += (
+            [f"{duration(left_s)} in total"] if left_s is not None and not is_last_epoch else []
+        )
         return pace.num_done / max(1, pace.num_batches), facts
 
 
 def _narrow(value: float) -> str:
     """Format a metric so that it leaves a gap in its column."""
-    text = measure(value)
-    return text if len(text) < MIN_COLUMN_WIDTH else f"{value:.4g}"
+    number = measure(value)
+    return number if len(number) < MIN_COLUMN_WIDTH else f"{value:.4g}"
 
 
 def _epoch(trainer: L.Trainer) -> str:

@@ -13,7 +13,7 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
         return module.metrics
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     # The companion of a custom module comes first.
-    return next(each.metrics for each in callbacks if hasattr(each, "metrics"))
+    return next(callback.metrics for callback in callbacks if hasattr(callback, "metrics"))
 
 
 def micro_batches(module: L.LightningModule) -> int:

@@ -55,9 +55,9 @@ class Pace:
             return
         self._num_images += num_images
         since, num_before = self._warm
-        used = max(now - since, 1e-9)
-        self._batch_s = used / (num_done - num_before)
-        self.images_per_s = self._num_images / used
+        elapsed_s = max(now - since, 1e-9)
+        self._batch_s = elapsed_s / (num_done - num_before)
+        self.images_per_s = self._num_images / elapsed_s
 
     def end_epoch(self, now: float) -> None:
         """Add the time since the last batch, which is mostly validation.

@@ -47,11 +47,11 @@ class Pictures(L.Callback):
 
     @override
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        found = reliability.of(trainer)
-        if trainer.is_global_zero and found is not None and found.findings is not None:
+        callback = reliability.of(trainer)
+        if trainer.is_global_zero and callback is not None and callback.findings is not None:
             assert isinstance(pl_module, Classifier)
             try:
-                self._show(trainer, pl_module, found.findings)
+                self._show(trainer, pl_module, callback.findings)
             except Exception as error:  # A finished training must not be lost due to a figure.
                 warnings.warn(f"The pictures of the test are incomplete: {error!r}", stacklevel=1)
 
@@ -65,17 +65,20 @@ class Pictures(L.Callback):
         # Old figures of mistakes would stay if the network makes no mistakes any more.
         for path in folder.pictures.glob("test_*"):
             remove(path)
-        names, step = module.image_format.class_names, module.global_step
+        class_names, step = module.image_format.class_names, module.global_step
         if not findings.is_multilabel:
-            shown = plots.displayed_classes(findings.confusion)
+            class_indices = plots.displayed_classes(findings.confusion)
             facts = {
                 "step": step,
-                "num_classes": len(names),
-                "classes": [names[number] for number in shown],
+                "num_classes": len(class_names),
+                "classes": [class_names[number] for number in class_indices],
             }
             write_json(
                 folder.confusion("test"),
-                {**facts, "counts": findings.confusion[np.ix_(shown, shown)].tolist()},
+                {
+                    **facts,
+                    "counts": findings.confusion[np.ix_(class_indices, class_indices)].tolist(),
+                },
             )
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
@@ -83,9 +86,9 @@ class Pictures(L.Callback):
             _writer(logger) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
         ]
         with plots.style():
-            what = f"test, step {step:,}"
+            subtitle = f"test, step {step:,}"
             for name, figure in figures(
-                data.splits.test.pixels, names, findings, self._num_images, what
+                data.splits.test.pixels, class_names, findings, self._num_images, subtitle
             ):
                 path = folder.pictures / f"test_{name}.png"
                 with atomic_file(path) as file:
@@ -104,42 +107,45 @@ def _writer(logger: TensorBoardLogger) -> SummaryWriter:
 
 def figures(
     pixels: Pixels,
-    names: tuple[str, ...],
+    class_names: tuple[str, ...],
     findings: "Findings",
     num_images: int,
-    what: str,
+    subtitle: str,
 ) -> Iterator[tuple[str, "Figure"]]:
     """Draw one figure after the other, so that only one is in memory."""
     from lockstep.callbacks import plots
 
-    yield "reliability", plots.reliability(findings, what)
+    yield "reliability", plots.reliability(findings, subtitle)
     if findings.is_multilabel:
         return
     counts = findings.confusion
-    title = f"Confusion matrix: {counts.trace():,} of {counts.sum():,} right ({what})"
-    yield "confusion_matrix", plots.confusion_matrix(counts, names, title)
-    first = np.arange(min(num_images, len(findings.labels)))
-    if len(first):
-        yield "predictions", _grid(pixels, findings, first, names, f"Predictions ({what})")
+    title = f"Confusion matrix: {counts.trace():,} of {counts.sum():,} right ({subtitle})"
+    yield "confusion_matrix", plots.confusion_matrix(counts, class_names, title)
+    first_rows = np.arange(min(num_images, len(findings.labels)))
+    if len(first_rows):
+        yield (
+            "predictions",
+            _grid(pixels, findings, first_rows, class_names, f"Predictions ({subtitle})"),
+        )
     worst = findings.worst(num_images)
     if len(worst):
-        title = f"The most confident mistakes ({what})"
-        yield "worst_mistakes", _grid(pixels, findings, worst, names, title)
+        title = f"The most confident mistakes ({subtitle})"
+        yield "worst_mistakes", _grid(pixels, findings, worst, class_names, title)
 
 
 def _grid(
     pixels: Pixels,
     findings: "Findings",
     rows: Any,
-    names: tuple[str, ...],
+    class_names: tuple[str, ...],
     title: str,
 ) -> "Figure":
     from lockstep.callbacks import plots
 
     captions, is_right = [], (findings.labels == findings.predictions)[rows]
-    for row, right in zip(rows, is_right, strict=True):
-        true, predicted = names[findings.labels[row]], names[findings.predictions[row]]
+    for row, is_hit in zip(rows, is_right, strict=True):
+        true, predicted = class_names[findings.labels[row]], class_names[findings.predictions[row]]
         prediction = f"{plots.short_name(predicted)} {findings.probabilities[row]:.2f}"
-        captions.append(prediction if right else f"{prediction}\nis {plots.short_name(true)}")
-    shown = pixels[torch.from_numpy(findings.indices[rows])].numpy()
-    return plots.image_grid([list(shown)], captions, is_right, title)
+        captions.append(prediction if is_hit else f"{prediction}\nis {plots.short_name(true)}")
+    images = pixels[torch.from_numpy(findings.indices[rows])].numpy()
+    return plots.image_grid([list(images)], captions, is_right, title)

@@ -60,14 +60,14 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str) -> Figure:
+def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
     """Draw counts (C, C), with true classes as rows and predicted classes as columns.
 
     Cells are shaded by the fraction of the true class.
     """
-    shown = displayed_classes(counts)
-    counts = counts[np.ix_(shown, shown)]
-    labels = [short_name(names[number]) for number in shown]
+    class_indices = displayed_classes(counts)
+    counts = counts[np.ix_(class_indices, class_indices)]
+    labels = [short_name(class_names[number]) for number in class_indices]
     side = max(4.2, min(9.0, 1.8 + 0.42 * len(labels)))
     fig = new_figure(side, width=side + 0.9)
     ax = fig.subplots()
@@ -89,8 +89,8 @@ def confusion_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str
     ax.set_ylabel("true")
     of_all = (
         ""
-        if len(shown) == len(names)
-        else f": the {len(shown)} least accurate of {len(names):,} classes"
+        if len(class_indices) == len(class_names)
+        else f": the {len(class_indices)} least accurate of {len(class_names):,} classes"
     )
     ax.set_title(title + of_all)
     bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="fraction of the true class")
@@ -109,7 +109,7 @@ def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
     return worst[:MAX_CLASSES]
 
 
-def reliability(findings: Findings, what: str) -> Figure:
+def reliability(findings: Findings, subtitle: str) -> Figure:
     """Draw the fraction of right predictions against their probability, in bins of equal width.
 
     For labels, it is the fraction of labels that are present. A point is at the mean
@@ -121,8 +121,8 @@ def reliability(findings: Findings, what: str) -> Figure:
     top, below = fig.subplots(2, sharex=True, height_ratios=[3.4, 1])
     top.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     ways = {"calibrated": findings.calibrated, "not calibrated": findings.raw}
-    kept = [(name, quality) for name, quality in ways.items() if quality is not None]
-    for (name, quality), colour in zip(kept, (BLUE, FAINT), strict=False):
+    qualities = [(name, quality) for name, quality in ways.items() if quality is not None]
+    for (name, quality), colour in zip(qualities, (BLUE, FAINT), strict=False):
         bins = findings.bins(quality)
         counts, x, y = bins[:, bins[0] > 0]
         label = f"{name}, ECE {abs(y - x) @ counts / counts.sum():.3f}"
@@ -138,7 +138,7 @@ def reliability(findings: Findings, what: str) -> Figure:
         if findings.is_multilabel
         else ("right predictions", "the class")
     )
-    top.set_title(f"Reliability ({what})", pad=24)
+    top.set_title(f"Reliability ({subtitle})", pad=24)
     top.set(ylabel=f"fraction of {event}", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
     top.grid(color=LINE, linewidth=0.6)
     below.set_xlabel(f"predicted probability of {of}, in {len(EDGES) - 1} bins")
@@ -169,26 +169,26 @@ def image_grid(
     ax.set_axis_off()
     ax.text(0.07, 0.08, title, va="top", fontsize=11, fontweight="bold")
     wide = WIDTH / NUM_COLUMNS
-    for number, (caption, right, *stack) in enumerate(
+    for number, (caption, is_hit, *stack) in enumerate(
         zip(captions, is_right, *stacks, strict=False)
     ):
         row, column = divmod(number, NUM_COLUMNS)
         x, y = (column + 0.5) * wide, GRID_TOP + row * cell
         for image in stack:
-            shown = image[: 3 if len(image) >= 3 else 1].transpose(1, 2, 0)
-            if shown.dtype != np.uint8:
-                shown = (
-                    (255 * (shown - shown.min()) / max(shown.max() - shown.min(), 1e-12))
+            pixels = image[: 3 if len(image) >= 3 else 1].transpose(1, 2, 0)
+            if pixels.dtype != np.uint8:
+                pixels = (
+                    (255 * (pixels - pixels.min()) / max(pixels.max() - pixels.min(), 1e-12))
                     .round()
                     .astype(np.uint8)
                 )
             tall, half_width = (
-                PICTURE * side / max(shown.shape[:2])
-                for side in (shown.shape[0], shown.shape[1] / 2)
+                PICTURE * side / max(pixels.shape[:2])
+                for side in (pixels.shape[0], pixels.shape[1] / 2)
             )
             extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
             ax.imshow(
-                shown,
+                pixels,
                 "gray",
                 vmin=0,
                 vmax=255,
@@ -197,7 +197,7 @@ def image_grid(
                 aspect="auto",
             )
             y += PICTURE + GAP
-        colour = DARK if right else RED
+        colour = DARK if is_hit else RED
         ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=colour)
     return fig
 
@@ -224,9 +224,9 @@ def picture(pixels: Pixels, position: int) -> Image:
     return pixels[torch.tensor([position])][0].numpy()
 
 
-def short_name(name: str, most: int = 18, *, is_end: bool = False) -> str:
-    """Truncate a name to its first or last characters, at most `most` of them."""
-    text = " ".join(name.split())
-    if len(text) <= most:
-        return text
-    return f"…{text[1 - most :]}" if is_end else text[: most - 1].rstrip(" _-") + "…"
+def short_name(name: str, max_length: int = 18, *, is_end: bool = False) -> str:
+    """Truncate a name to its first or last characters, at most `max_length` of them."""
+    line = " ".join(name.split())
+    if len(line) <= max_length:
+        return line
+    return f"…{line[1 - max_length :]}" if is_end else line[: max_length - 1].rstrip(" _-") + "…"

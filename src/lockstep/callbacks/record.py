@@ -128,8 +128,8 @@ class Record(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         now = time.monotonic()
         self.pace.end_epoch(now)
-        used = now - self._epoch_started
-        self.epoch_times_s.append(used)
+        epoch_s = now - self._epoch_started
+        self.epoch_times_s.append(epoch_s)
         speed = {
             "machine/images_per_s": self.images_per_s,
             "machine/memory_gib": max(gather_objects(_memory_gib(pl_module.device))),
@@ -142,7 +142,7 @@ class Record(L.Callback):
         row = {
             "epoch": trainer.current_epoch + 1,
             "step": step,
-            "seconds": f"{used:.3f}",
+            "seconds": f"{epoch_s:.3f}",
             "images_per_s": f"{self.images_per_s:.1f}" if self.images_per_s else "",
             "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
             **skipped_steps(pl_module),
@@ -207,8 +207,8 @@ class Record(L.Callback):
         self.facts |= facts
         self._write(trainer, pl_module, state, is_urgent=True, reason=reason)
 
-    def _enter(self, name: str, num_batches: Sequence[float] = ()) -> None:
-        self.phase = Phase(name, time.monotonic(), int(sum(num_batches)))
+    def _enter(self, phase_name: str, num_batches: Sequence[float] = ()) -> None:
+        self.phase = Phase(phase_name, time.monotonic(), int(sum(num_batches)))
 
     def left_s(self, trainer: L.Trainer) -> float | None:
         """Return the seconds until the end of the training, or None while the speed is unknown."""
@@ -286,8 +286,8 @@ def _memory_gib(device: torch.device) -> float:
     This is the memory on the GPU in this epoch, or the memory of its process without a GPU.
     """
     if device.type == "cuda":
-        used = torch.cuda.max_memory_allocated(device)
+        num_bytes = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        return used / 2**30
+        return num_bytes / 2**30
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**30

@@ -66,4 +66,4 @@ class Reliability(L.Callback):
 def of(trainer: L.Trainer) -> Reliability | None:
     """Return the callback of a trainer, or None for a trainer of a custom module."""
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    return next((each for each in callbacks if isinstance(each, Reliability)), None)
+    return next((callback for callback in callbacks if isinstance(callback, Reliability)), None)

@@ -94,17 +94,17 @@ class StopTogether(Checkpoint):
         """
         if trainer.is_last_batch or (batch_idx + 1) % micro_batches(pl_module):
             return
-        agreed = self._channel.receive()
-        if agreed:
-            self._stop(trainer, agreed)
+        request = self._channel.receive()
+        if request:
+            self._stop(trainer, request)
         self._channel.send(self.request(trainer))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Decide after validation. A run that is finished anyway is not stopped."""
-        agreed = self._channel.agree(self.request(trainer))
+        request = self._channel.agree(self.request(trainer))
         is_finished = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
-        if agreed and not is_finished:
-            self._stop(trainer, agreed)
+        if request and not is_finished:
+            self._stop(trainer, request)
 
     def request(self, trainer: L.Trainer) -> int:
         now = time.monotonic()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    typed: Sequence[str],
+    override_lines: Sequence[str],
     source: compose.Source,
     *,
     is_json: bool = False,
@@ -53,7 +53,7 @@ def check(
             raise ValueError(f"--pictures {pictures}: name a file that ends in .png.")
         need_writable("--pictures", pictures)
     with contextlib.redirect_stdout(sys.stderr if is_json else sys.stdout):
-        config = build.resolve_config(overrides.check(typed, source).configs[0])
+        config = build.resolve_config(overrides.check(override_lines, source).configs[0])
         data_presence.check(config.data)
         rows, lines, facts, is_wrong = _check(config, pictures)
     if is_json:
@@ -85,8 +85,10 @@ def _check(
         # The names of a custom function may refer to other images in each fold.
         numbers = range(section.folds) if section.folds and is_ours(section.target) else ()
         folds = [section.model_copy(update={"fold": number}) for number in numbers]
-        found, *others = (open_source(config.seed, each) for each in (section, *folds))
-        return *found, [images for images, _ in others]
+        source, *fold_sources = (
+            open_source(config.seed, section_of_fold) for section_of_fold in (section, *folds)
+        )
+        return *source, [images for images, _ in fold_sources]
 
     images, decoding, folds = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
     # Without groups, a file in two splits is a leak, which is reported below.
@@ -96,10 +98,10 @@ def _check(
     inspection = inspect(images, progress.show, is_near=threshold > 0)
     progress = Progress("Comparing images", "images")
     duplicates = find_duplicates(inspection, folds, threshold, progress.show)
-    drawn = [] if pictures is None else [_draw_pairs(Path(pictures), images, duplicates)]
-    seen = [each for part in inspection.seen.values() for each in part]
-    sizes = [each.size for each in seen if each.size is not None]
-    texts = {
+    picture_lines = [] if pictures is None else [_draw_pairs(Path(pictures), images, duplicates)]
+    all_images = [image for subset in inspection.seen.values() for image in subset]
+    sizes = [image.size for image in all_images if image.size is not None]
+    descriptions = {
         "training": _use(images, decoding, sizes),
         "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes)))
         if decoding is not None
@@ -107,40 +109,51 @@ def _check(
         "memory": _placement(config, images, decoding),
         "steps": _steps(config, len(inspection.seen["train"])),
     }
-    broken, unfit = inspection.broken, _unfit_targets(config, inspection)
+    broken_lines, unfit_lines = inspection.broken, _unfit_targets(config, inspection)
     sides = {
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
         for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
     }
-    leaks, opposed = (
-        [each for each in duplicates if kind in each.kinds] for kind in ("leak", "contradiction")
+    leaks, contradictions = (
+        [duplicate for duplicate in duplicates if kind in duplicate.kinds]
+        for kind in ("leak", "contradiction")
     )
-    wrong, twice, near = (
-        [each for each in duplicates if (not each.kinds and each.kind) == kind] for kind in KINDS
+    error_duplicates, exact_duplicates, near_duplicates = (
+        [duplicate for duplicate in duplicates if (not duplicate.kinds and duplicate.kind) == kind]
+        for kind in KINDS
     )
     unlearnable = [
-        each
-        for each in duplicates
-        if each.is_equal and each.has_targets and "contradiction" not in each.kinds
+        duplicate
+        for duplicate in duplicates
+        if duplicate.is_equal and duplicate.has_targets and "contradiction" not in duplicate.kinds
     ]
     leak_text = f"in more than one split{' of a fold' if folds else ''}"
-    if "group" in config.data.arguments() and any(each.distance for each in leaks):
+    if "group" in config.data.arguments() and any(duplicate.distance for duplicate in leaks):
         leak_text += "; if they are bursts, name these with data.group="
-    near_text = _finding(len(near), f"up to a distance of {threshold:g}", is_wrong=False)
-    num_left = sum(each.thumbnail is None and not each.errors for each in seen) if threshold else 0
+    near_text = _finding(len(near_duplicates), f"up to a distance of {threshold:g}", is_wrong=False)
+    num_left = (
+        sum(image.thumbnail is None and not image.errors for image in all_images)
+        if threshold
+        else 0
+    )
     wrong_targets = (
-        f"{plural(len(unfit), 'split')} with some that cannot be learned" if unfit else ""
+        f"{plural(len(unfit_lines), 'split')} with some that cannot be learned"
+        if unfit_lines
+        else ""
     )
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.seen),
         ("groups", describe_groups(images)),
         ("sizes", _sizes(sides)),
-        *texts.items(),
-        ("broken", _finding(len(broken), "cannot be used", is_wrong=True)),
+        *descriptions.items(),
+        ("broken", _finding(len(broken_lines), "cannot be used", is_wrong=True)),
         ("targets", Text(wrong_targets, style="red")),
         ("leaks", _finding(len(leaks), leak_text, is_wrong=True)),
-        ("contradictions", _finding(len(opposed), "in more than one class", is_wrong=True)),
-        ("duplicates", _finding(len(twice), "more than once in a split", is_wrong=False)),
+        ("contradictions", _finding(len(contradictions), "in more than one class", is_wrong=True)),
+        (
+            "duplicates",
+            _finding(len(exact_duplicates), "more than once in a split", is_wrong=False),
+        ),
         ("near-duplicates", near_text if threshold else "not looked for: data.near_duplicates=0"),
         (
             "not compared",
@@ -148,36 +161,53 @@ def _check(
         ),
         (
             "similar",
-            describe_similar(images.class_names, [part.groups for part in images.parts.values()]),
+            describe_similar(
+                images.class_names, [subset.groups for subset in images.parts.values()]
+            ),
         ),
         ("other targets", _first("of one image", unlearnable)),
     ]
-    lines = [f"broken: {line}" for line in broken] + [f"targets: {line}" for line in unfit]
-    for group in (wrong, twice, near):
-        lines += shorten_lines([f"{each.kind}: {each.text}" for each in group]).splitlines()
+    lines = [f"broken: {line}" for line in broken_lines] + [
+        f"targets: {line}" for line in unfit_lines
+    ]
+    for duplicates_of_kind in (error_duplicates, exact_duplicates, near_duplicates):
+        lines += shorten_lines(
+            [f"{duplicate.kind}: {duplicate.text}" for duplicate in duplicates_of_kind]
+        ).splitlines()
     counts = {
         split: dict(zip(images.class_names, images.class_counts(split) or (), strict=False))
         for split in images.parts
     }
     keys = ("split", "name", "target")
-    listed = [
-        [dict(zip(keys, image, strict=False)) for image in each.images] for each in duplicates
+    image_facts = [
+        [dict(zip(keys, image, strict=False)) for image in duplicate.images]
+        for duplicate in duplicates
     ]
     facts = {
         "splits": {
-            split: {"images": len(part), "classes": counts[split], "groups": part.num_groups}
-            for split, part in images.parts.items()
+            split: {"images": len(subset), "classes": counts[split], "groups": subset.num_groups}
+            for split, subset in images.parts.items()
         },
-        **texts,
+        **descriptions,
         "sizes": sides,
-        "broken": broken,
-        "wrong_targets": unfit,
+        "broken": broken_lines,
+        "wrong_targets": unfit_lines,
         "duplicates": [
-            {"kind": each.kind, "distance": each.distance, "fold": each.fold, "images": shown}
-            for each, shown in zip(duplicates, listed, strict=True)
+            {
+                "kind": duplicate.kind,
+                "distance": duplicate.distance,
+                "fold": duplicate.fold,
+                "images": member_facts,
+            }
+            for duplicate, member_facts in zip(duplicates, image_facts, strict=True)
         ],
     }
-    return rows, lines + drawn, facts, bool(broken or unfit or leaks or opposed)
+    return (
+        rows,
+        lines + picture_lines,
+        facts,
+        bool(broken_lines or unfit_lines or leaks or contradictions),
+    )
 
 
 def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]) -> str:
@@ -190,17 +220,17 @@ def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]
     from lockstep.callbacks import plots
 
     stacks, captions = list[list[plots.Image]]([[], []]), list[str]()
-    for each in duplicates[:MAX_PAIRS]:
+    for duplicate in duplicates[:MAX_PAIRS]:
         lines = [
-            *each.kind.split(" and "),
-            f"distance {each.distance:.4f}" if each.distance else "equal",
+            *duplicate.kind.split(" and "),
+            f"distance {duplicate.distance:.4f}" if duplicate.distance else "equal",
         ]
-        for stack, (split, name, target, (part, position), *_) in zip(
-            stacks, each.images, strict=False
+        for stack, (split, image_name, target, (part_name, position), *_) in zip(
+            stacks, duplicate.images, strict=False
         ):
-            stack.append(plots.picture(images.parts[part].pixels, position))
+            stack.append(plots.picture(images.parts[part_name].pixels, position))
             lines += [
-                plots.short_name(name, 20, is_end=True),
+                plots.short_name(image_name, 20, is_end=True),
                 plots.short_name(f"{split}, {target}", 20),
             ]
         captions.append("\n".join(lines))
@@ -210,7 +240,11 @@ def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]
         else f"{MAX_PAIRS} of {len(duplicates):,} pairs"
     )
     plots.write_sheet(
-        path, stacks, captions, [not each.kinds for each in duplicates], f"Duplicates: {count}"
+        path,
+        stacks,
+        captions,
+        [not duplicate.kinds for duplicate in duplicates],
+        f"Duplicates: {count}",
     )
     return f"pictures of {count} in {path}"
 
@@ -224,34 +258,35 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
 
     from lockstep.data.splits import describe_counts
 
-    targets, names = inspection.targets[split], inspection.splits.class_names
-    total = plural(len(inspection.seen[split]), "image")
+    targets, class_names = inspection.targets[split], inspection.splits.class_names
+    total_text = plural(len(inspection.seen[split]), "image")
     is_one_number = targets.dim() == 1 and not targets.is_floating_point() and len(targets) > 0
-    if is_one_number and 0 <= targets.min() <= targets.max() < len(names):
-        counts = torch.bincount(targets.long(), minlength=len(names)).tolist()
+    if is_one_number and 0 <= targets.min() <= targets.max() < len(class_names):
+        counts = torch.bincount(targets.long(), minlength=len(class_names)).tolist()
     elif (
         targets.dim() == 2
-        and targets.shape[1] == len(names)
+        and targets.shape[1] == len(class_names)
         and bool(((targets == 0) | (targets == 1)).all())
     ):
         counts = targets.long().sum(0).tolist()
-    elif targets.dim() == 2 and targets.shape[1] == len(names) and len(targets):
+    elif targets.dim() == 2 and targets.shape[1] == len(class_names) and len(targets):
         values = zip(
-            names,
+            class_names,
             targets.amin(0).tolist(),
             targets.mean(0).tolist(),
             targets.amax(0).tolist(),
             strict=True,
         )
         ranges = [
-            f"{name} {low:g} to {high:g}, mean {mean:.3g}" for name, low, mean, high in values
+            f"{class_name} {low:g} to {high:g}, mean {mean:.3g}"
+            for class_name, low, mean, high in values
         ]
-        return f"{total} ({'; '.join(ranges)})"
+        return f"{total_text} ({'; '.join(ranges)})"
     else:
-        return f"{total}, targets of shape {tuple(targets.shape[1:])}"
+        return f"{total_text}, targets of shape {tuple(targets.shape[1:])}"
     return (
-        f"{total} "
-        f"({describe_counts(names, counts, config.data.balance if split == 'train' else 0)})"
+        f"{total_text} "
+        f"({describe_counts(class_names, counts, config.data.balance if split == 'train' else 0)})"
     )
 
 
@@ -271,7 +306,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
     from lockstep.assembly.try_out import refuse_unfit
     from lockstep.tasks.classification import Classification
 
-    task, found = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
+    task, messages = Classification(loss=None, label_smoothing=0, class_weights=None), list[str]()
     for split, targets in inspection.targets.items():
         if targets.is_floating_point():
             continue
@@ -279,8 +314,8 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
         try:
             refuse_unfit(config, task, outputs, split, targets, inspection.labelled[split])
         except ConfigError as error:
-            found += map(str, error.errors)
-    return found
+            messages += map(str, error.errors)
+    return messages
 
 
 def _sizes(sides: Mapping[str, Mapping[str, float]]) -> str:
@@ -301,9 +336,9 @@ def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[in
         return (
             f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
         )
-    smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
-    enlarged = f"; {smaller:,} smaller, to be enlarged" if smaller else ""
-    return f"{'RGB' if decoding.channels == 3 else 'grayscale'} {decoding.view.text}{enlarged}"
+    num_smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
+    enlarged_text = f"; {num_smaller:,} smaller, to be enlarged" if num_smaller else ""
+    return f"{'RGB' if decoding.channels == 3 else 'grayscale'} {decoding.view.text}{enlarged_text}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:
@@ -318,7 +353,7 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
     if decoding is None:
         pixels, total = (
             images.train.pixels,
-            sum(num_bytes(part.pixels) for part in images.parts.values()),
+            sum(num_bytes(subset.pixels) for subset in images.parts.values()),
         )
         if is_streamed(pixels):
             return f"streamed: made when they are needed ({pixels.reason})"
@@ -354,22 +389,22 @@ def _steps(config: Config, num_images: int) -> str:
     return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
 
 
-def _first(what: str, duplicates: Sequence["Duplicates"]) -> str:
+def _first(description: str, duplicates: Sequence["Duplicates"]) -> str:
     """Count duplicates, and name the images of the first one.
 
     The result is empty without any.
     """
     return (
         (
-            f"{len(duplicates):,} {what}; first "
-            f"{' = '.join(dict.fromkeys(each.name for each in duplicates[0].images[:3]))}"
+            f"{len(duplicates):,} {description}; first "
+            f"{' = '.join(dict.fromkeys(image.name for image in duplicates[0].images[:3]))}"
         )
         if duplicates
         else ""
     )
 
 
-def _finding(count: int, what: str, *, is_wrong: bool) -> Text:
+def _finding(count: int, description: str, *, is_wrong: bool) -> Text:
     if not count:
         return Text("none", style="green")
-    return Text(f"{count:,} {what}", style="red" if is_wrong else "yellow")
+    return Text(f"{count:,} {description}", style="red" if is_wrong else "yellow")

@@ -23,19 +23,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     parser = argparse.ArgumentParser(prog="train.py", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for names in FLAGS:
-        parser.add_argument(*names, action="store_true")
-    for names in VALUES:
-        parser.add_argument(*names)
+    for option_names in FLAGS:
+        parser.add_argument(*option_names, action="store_true")
+    for option_names in VALUES:
+        parser.add_argument(*option_names)
     parser.add_argument("-c", "--cfg", choices=("job", "hydra", "all"))
-    arguments, rest = parser.parse_known_args(words)
-    arguments.overrides += [word for word in rest if not word.startswith("-")]
+    arguments, extras = parser.parse_known_args(words)
+    arguments.overrides += [word for word in extras if not word.startswith("-")]
     arguments.unknown = []
-    for word, following in zip(words, [*words, "-"][1:], strict=True):
-        if word.startswith("-") and word in rest:
+    for word, next_word in zip(words, [*words, "-"][1:], strict=True):
+        if word.startswith("-") and word in extras:
             option, equals, value = word.partition("=")
             if not equals:
-                value = "..." if following.startswith("-") or "=" in following else following
+                value = "..." if next_word.startswith("-") or "=" in next_word else next_word
             key = option.lstrip("-").replace("-", "_")
             arguments.unknown.append((option, f"{key}={value}"))
     return arguments

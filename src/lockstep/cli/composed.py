@@ -13,21 +13,21 @@ from lockstep.config.composing.compose import Source
 
 def complete(arguments: list[str], source: Source) -> None:
     """Print what a shell requests, which is a script to install, or completions."""
-    with compose.start_hydra(source) as name:
+    with compose.start_hydra(source) as config_name:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
-        hydra.shell_completion(name, arguments)
+        hydra.shell_completion(config_name, arguments)
 
 
-def show(arguments: Namespace, typed: Sequence[str], source: Source) -> None:
+def show(arguments: Namespace, override_lines: Sequence[str], source: Source) -> None:
     """Print the configuration of some overrides, and that of Hydra.
 
     Raises ConfigError for the errors of the overrides.
     """
     try:
-        cfg = compose.compose_config(typed, source, with_hydra=True)
+        cfg = compose.compose_config(override_lines, source, with_hydra=True)
     except compose.REFUSALS:
-        overrides.plan(typed, source)  # This call raises their errors.
+        overrides.plan(override_lines, source)  # This call raises their errors.
         raise
     with hydra_job.hydra_config(cfg), read_write(cfg.hydra):
         if arguments.resolve:

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="data_command")
-    text = (
+    help_text = (
         "check all images for errors, duplicates, near-duplicates and leaks between splits; "
         "exit code 1 for errors"
     )
-    check = commands.add_parser("check", help=text, description=text)
+    check = commands.add_parser("check", help=help_text, description=help_text)
     _add_overrides(check)
-    text = "PNG file to write: the worst pairs of duplicates, leaks and contradictions first"
-    check.add_argument("--pictures", metavar="FILE", help=text)
+    help_text = "PNG file to write: the worst pairs of duplicates, leaks and contradictions first"
+    check.add_argument("--pictures", metavar="FILE", help=help_text)
     json_output.add_option(check)
-    text = (
+    help_text = (
         "download the data and pretrained weights that a training needs, for jobs without a network"
     )
-    fetch = commands.add_parser("fetch", help=text, description=text)
+    fetch = commands.add_parser("fetch", help=help_text, description=help_text)
     _add_overrides(fetch)
     json_output.add_option(fetch)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    text = "folder or URL of images, and settings, as for lockstep train"
+    help_text = "folder or URL of images, and settings, as for lockstep train"
     parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=text
+        "overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=help_text
     )
 
 
@@ -41,17 +41,23 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
     from lockstep.config import errors
 
     try:
-        typed = arguments.overrides
+        overrides = arguments.overrides
         places = [
-            text
-            for text in typed
-            if "://" in text.partition("=")[0] or not ("=" in text or text.startswith("~"))
+            line
+            for line in overrides
+            if "://" in line.partition("=")[0] or not ("=" in line or line.startswith("~"))
         ]
         if len(places) == 1:
-            settings = [text for text in typed if text not in places]
-            typed = ["data=image_folder", f"data.root={naming.hydra_text(places[0])}", *settings]
+            settings = [line for line in overrides if line not in places]
+            overrides = [
+                "data=image_folder",
+                f"data.root={naming.hydra_text(places[0])}",
+                *settings,
+            ]
         if arguments.data_command == "check":
-            return check.check(typed, source, is_json=arguments.json, pictures=arguments.pictures)
-        return fetch.fetch(typed, source)
+            return check.check(
+                overrides, source, is_json=arguments.json, pictures=arguments.pictures
+            )
+        return fetch.fetch(overrides, source)
     except errors.ConfigError as error:
         errors.exit_with(error)

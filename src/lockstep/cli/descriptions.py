@@ -20,22 +20,22 @@ def describe(tree: dict[str, Any], path: list[str]) -> tuple[str, str]:
 
     Both are empty for a parameter of another library.
     """
-    *above, name = path
-    section_type = section(tree, above)
-    field = fields(section_type).get(name) if section_type is not None else None
+    *parents, key = path
+    section_type = section(tree, parents)
+    field = fields(section_type).get(key) if section_type is not None else None
     if field is not None:
         return kind_of(field), field.description or ""
-    rule = _rules().get(str(at(tree, [*above, "_target_"])), {"properties": {}})
-    parameter = rule["properties"].get(name, {})
+    rule = _rules().get(str(at(tree, [*parents, "_target_"])), {"properties": {}})
+    parameter = rule["properties"].get(key, {})
     return parameter.get("title", ""), parameter.get("description", "")
 
 
-def purpose(tree: dict[str, Any], name: str) -> str:
+def purpose(tree: dict[str, Any], section_name: str) -> str:
     """Describe a top-level section of a configuration in one line."""
-    rule = _rules().get(str(at(tree, [name, "_target_"])))
+    rule = _rules().get(str(at(tree, [section_name, "_target_"])))
     if rule is not None:
         return rule["description"]
-    section_type = section(tree, [name])
+    section_type = section(tree, [section_name])
     return (section_type.__doc__ or "") if section_type is not None else ""
 
 
@@ -43,5 +43,7 @@ def purpose(tree: dict[str, Any], name: str) -> str:
 def _rules() -> dict[str, Any]:
     """Return the schema of the parameters of each callable of Lockstep in conf/, by its target."""
     schema = json.loads(SCHEMA.read_text("utf-8"))
-    rules = [rule for part in schema["$defs"].values() for rule in part.get("allOf", ())]
+    rules = [
+        rule for definition in schema["$defs"].values() for rule in definition.get("allOf", ())
+    ]
     return {rule["if"]["properties"]["_target_"]["const"]: rule["then"] for rule in rules}

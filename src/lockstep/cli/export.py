@@ -22,23 +22,25 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     """
     hint = "remove it, the file computes in float32"
     inference.refuse_training_overrides(arguments.overrides, hint)
-    missing = [name for name in NEEDED if not signatures.is_there(name)]
-    needs = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
+    missing = [package for package in NEEDED if not signatures.is_there(package)]
+    requirement = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
     if arguments.output is None:
         run = naming.find(arguments.run)
         permissions.need_own(run, "name a file with --output", is_trusted=arguments.trust)
         arguments.output = str(run.network.with_suffix(".pt2") if missing else run.network)
         if missing:
-            print(f"As network.pt2, because network.onnx {needs}", flush=True)
+            print(f"As network.pt2, because network.onnx {requirement}", flush=True)
     output = Path(arguments.output).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
         raise ValueError(f"--output {arguments.output}: name a file that ends in .onnx or .pt2.")
     if missing and output.suffix == ".onnx":
-        raise ValueError(f"--output {arguments.output} {needs}, or name a file that ends in .pt2.")
+        raise ValueError(
+            f"--output {arguments.output} {requirement}, or name a file that ends in .pt2."
+        )
     inference.need_writable("--output", arguments.output)
-    folder, checkpoint, saved, source = inference.open_run(arguments, current)
-    here = saved_run.adapt_to_machine(saved, devices=1, strategy="cpu")
-    config = saved_run.change_run(folder, here, arguments.overrides, source).config
+    folder, checkpoint, saved_config, source = inference.open_run(arguments, current)
+    adapted_config = saved_run.adapt_to_machine(saved_config, devices=1, strategy="cpu")
+    config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
     data_presence.check(config.data)
     trainer = config.trainer.model_copy(
         update={"precision": "float32", "memory_format": "contiguous"}

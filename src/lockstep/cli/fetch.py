@@ -15,12 +15,12 @@ from lockstep.system.terminal import show_table
 from lockstep.system.text import plural
 
 
-def fetch(typed: Sequence[str], source: compose.Source) -> int:
+def fetch(override_lines: Sequence[str], source: compose.Source) -> int:
     """Download what a training with these overrides needs, and print where it is.
 
     Returns the exit code.
     """
-    config = overrides.check(typed, source).configs[0]
+    config = overrides.check(override_lines, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
         problem = "is on the job's machine"
@@ -41,15 +41,20 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
     from lockstep.assembly import pretrained_weights
     from lockstep.assembly.run_parts import once_a_node, open_source
 
-    def load(local: Data) -> tuple[str, str | None, int, int]:
-        images, decoding = open_source(config.seed, local)
-        folder = decoding.table.folder if decoding is not None else local.root
-        text = plural(sum(map(len, images.parts.values())), "image") + (
+    def load(local_section: Data) -> tuple[str, str | None, int, int]:
+        images, decoding = open_source(config.seed, local_section)
+        folder = decoding.table.folder if decoding is not None else local_section.root
+        description = plural(sum(map(len, images.parts.values())), "image") + (
             f" in {folder}" if folder else ""
         )
-        return text, local.root, images.train.pixels.shape[1], len(images.class_names)
+        return (
+            description,
+            local_section.root,
+            images.train.pixels.shape[1],
+            len(images.class_names),
+        )
 
-    text, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False)
+    description, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False)
     file, weights = config.model.arguments().get("pretrained"), ""
     if pretrained_weights.fetch_weights(config, *shape):
         weights = (
@@ -57,9 +62,9 @@ def fetch(typed: Sequence[str], source: compose.Source) -> int:
             if isinstance(file, str)
             else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
         )
-    answer({"data": text, "root": root, "weights": weights or None})
+    answer({"data": description, "root": root, "weights": weights or None})
     rows = [
-        ("data", text),
+        ("data", description),
         ("weights", weights),
         ("for jobs", f"data.root={root}" if is_url else ""),
     ]

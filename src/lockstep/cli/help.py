@@ -80,20 +80,20 @@ def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
     The words without a value in `overrides`, such as `trainer` or `trainer.max_epochs`, select the
     groups and settings to print. Raises ConfigError for other names.
     """
-    names = [text for text in overrides if "=" not in text and not text.startswith("~")]
-    typed = [text for text in overrides if text not in names]
+    topics = [line for line in overrides if "=" not in line and not line.startswith("~")]
+    override_lines = [line for line in overrides if line not in topics]
     try:
-        cfg = compose_config(typed, source)
+        cfg = compose_config(override_lines, source)
     except REFUSALS:
-        if names:
-            plan(typed, source)  # This call raises their errors.
+        if topics:
+            plan(override_lines, source)  # This call raises their errors.
         cfg = compose_config((), source)
     tree: Any = OmegaConf.to_container(cfg)
-    for name in names:
-        _print_part(tree, name, groups(*source.folders)) if name != ELSEWHERE else show_benchmark(
+    for topic in topics:
+        _print_part(tree, topic, groups(*source.folders)) if topic != ELSEWHERE else show_benchmark(
             source
         )
-    if not names:
+    if not topics:
         _print_all(tree, groups(*source.folders))
 
 
@@ -106,8 +106,8 @@ def _print_all(tree: dict[str, Any], options: Groups) -> None:
     if command != SCRIPTLESS:
         _print_text(COMPLETION.format(command=command))
     print("\nMost common settings")
-    for name in FIRST:
-        _print_rows(_rows(tree, name))
+    for setting in FIRST:
+        _print_rows(_rows(tree, setting))
     print("\nGroups and their options")
     _print_rows(
         [(group, ", ".join(options[group])) for group in options if group != ELSEWHERE],
@@ -115,32 +115,32 @@ def _print_all(tree: dict[str, Any], options: Groups) -> None:
     )
     print("\nAll settings")
     # Sections come last.
-    for name in sorted(tree, key=lambda name: isinstance(tree[name], dict)):
-        _print_section(tree, name)
+    for setting in sorted(tree, key=lambda setting: isinstance(tree[setting], dict)):
+        _print_section(tree, setting)
     _print_text(FOOT)
 
 
-def _print_part(tree: dict[str, Any], name: str, options: Groups) -> None:
+def _print_part(tree: dict[str, Any], topic: str, options: Groups) -> None:
     """Print the options and settings of a group or a section, or one setting.
 
     Raises ConfigError for an unknown name.
     """
-    if name not in options and not list(_rows(tree, name)):
-        path = name.split(".")
+    if topic not in options and not list(_rows(tree, topic)):
+        path = topic.split(".")
         fix = question(
             meant_key(tree, path, options),
             hint(path[-1]) or f"{training_command()} --help lists them",
         )
-        raise ConfigError(Error("unknown", name, "is not a group or a setting", fix))
-    if name in options:
-        _print_text(f"{name}={' | '.join(options[name])}")
-    _print_section(tree, name)
+        raise ConfigError(Error("unknown", topic, "is not a group or a setting", fix))
+    if topic in options:
+        _print_text(f"{topic}={' | '.join(options[topic])}")
+    _print_section(tree, topic)
 
 
-def _print_section(tree: dict[str, Any], name: str) -> None:
-    if isinstance(tree.get(name), dict):
-        _print_text(f"\n{name}: {descriptions.purpose(tree, name)}".removesuffix(": "))
-    _print_rows(_rows(tree, name))
+def _print_section(tree: dict[str, Any], topic: str) -> None:
+    if isinstance(tree.get(topic), dict):
+        _print_text(f"\n{topic}: {descriptions.purpose(tree, topic)}".removesuffix(": "))
+    _print_rows(_rows(tree, topic))
 
 
 def show_benchmark(source: Source) -> None:
@@ -149,29 +149,36 @@ def show_benchmark(source: Source) -> None:
     _print_rows(_rows(tree, ELSEWHERE))
 
 
-def option_error(option: str, text: str, source: Source) -> Error:
+def option_error(option: str, setting: str, source: Source) -> Error:
     """Describe an option that no training has.
 
-    The fix is the one for its text as a setting, or to write this text.
+    `setting` is the option, written as a setting. The fix is that of its error, or to write it.
     """
-    fixes = [f"write {text}"]
+    fixes = [f"write {setting}"]
     try:
-        plan([text], source)
+        plan([setting], source)
     except ConfigError as error:
         # Other errors are about settings that the typed one needs.
-        own = (text.partition("=")[0], text, repr(text))
-        fixes = [*(each.fix for each in error.errors if each.key in own and each.fix), *fixes]
+        keys = (setting.partition("=")[0], setting, repr(setting))
+        fixes = [
+            *(
+                setting_error.fix
+                for setting_error in error.errors
+                if setting_error.key in keys and setting_error.fix
+            ),
+            *fixes,
+        ]
     return Error("unknown", option, "is not an option", fixes[0])
 
 
-def _rows(tree: dict[str, Any], name: str) -> Iterator[tuple[str, str]]:
+def _rows(tree: dict[str, Any], topic: str) -> Iterator[tuple[str, str]]:
     """Yield settings with their value, and their meaning.
 
     They are the settings in a section or in a part of it, or one setting.
     """
-    head = name.partition(".")[0]
+    head = topic.partition(".")[0]
     for key, value in leaves(tree[head], head) if head in tree else ():
-        if f"{key}.".startswith(f"{name}.") and not key.endswith("._partial_"):
+        if f"{key}.".startswith(f"{topic}.") and not key.endswith("._partial_"):
             yield f"{key}={literal(value)}", _meaning(tree, key.split("."))
 
 
@@ -189,28 +196,28 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     return " ".join(filter(None, [meaning, blank.join(words)]))
 
 
-def _print_rows(rows: Iterable[tuple[str, str]], left: int = LEFT) -> None:
+def _print_rows(rows: Iterable[tuple[str, str]], left_width: int = LEFT) -> None:
     """Print two columns.
 
     A name that is longer than the left column stands above its meaning.
     """
-    left = left if _width() - left - 4 >= MIN_MEANING_WIDTH else 4
-    for name, meaning in rows:
-        lines = _wrap(meaning, _width() - left - 4)
-        for first, line in zip_longest(
-            [name], ["", *lines] if lines and len(name) > left else lines, fillvalue=""
+    left_width = left_width if _width() - left_width - 4 >= MIN_MEANING_WIDTH else 4
+    for label, meaning in rows:
+        lines = _wrap(meaning, _width() - left_width - 4)
+        for left_text, line in zip_longest(
+            [label], ["", *lines] if lines and len(label) > left_width else lines, fillvalue=""
         ):
-            print(f"  {first:<{left}}  {line}".rstrip())
+            print(f"  {left_text:<{left_width}}  {line}".rstrip())
 
 
-def _print_text(text: str) -> None:
+def _print_text(paragraphs: str) -> None:
     """Print a text broken into lines, except for indented lines, which are commands."""
-    for line in text.splitlines():
+    for line in paragraphs.splitlines():
         print(line if line.startswith(" ") else "\n".join(_wrap(line, _width())))
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+def _wrap(paragraph: str, width: int) -> list[str]:
+    lines = textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines]
 
 

@@ -52,15 +52,17 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
 
     Returns the exit code.
     """
-    task, read = COMMANDS[arguments.command]
-    options = read(arguments)
+    task, read_options = COMMANDS[arguments.command]
+    options = read_options(arguments)
     try:
         refuse_training_overrides(arguments.overrides, "use --precision")
         reads_data = vars(arguments).get("source", "test") in ("val", "test")
-        folder, checkpoint, saved, source = open_run(arguments, current, reads_data=reads_data)
+        folder, checkpoint, saved_config, source = open_run(
+            arguments, current, reads_data=reads_data
+        )
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         adapted_config = saved_run.adapt_to_machine(
-            saved,
+            saved_config,
             devices=devices,
             strategy=arguments.strategy,
             world=world,
@@ -88,14 +90,14 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
         exit_with(error)
 
 
-def refuse_training_overrides(texts: list[str], precision_hint: str) -> None:
+def refuse_training_overrides(overrides: list[str], precision_hint: str) -> None:
     """Raise ConfigError for an override that only a training accepts."""
-    for text in texts:
-        if text.lstrip("+~").startswith(OF_A_TRAINING):
-            hint = precision_hint if "precision" in text else "remove it"
+    for line in overrides:
+        if line.lstrip("+~").startswith(OF_A_TRAINING):
+            hint = precision_hint if "precision" in line else "remove it"
             raise ConfigError(
                 Error(
-                    "conflict", text, "is for a training, which this command does not start", hint
+                    "conflict", line, "is for a training, which this command does not start", hint
                 )
             )
 
@@ -116,14 +118,19 @@ def open_run(
         checkpoint = checkpoints.requested_checkpoint(
             folder, arguments.checkpoint, option="--checkpoint {}"
         )
-    saved = config_file.load(folder.config)
+    saved_config = config_file.load(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
     settings = (*trust.VARIABLES, *(trust.PATHS if reads_data else ()))
     trust.check(
-        folder, saved, source, arguments.overrides, is_trusted=arguments.trust, settings=settings
+        folder,
+        saved_config,
+        source,
+        arguments.overrides,
+        is_trusted=arguments.trust,
+        settings=settings,
     )
-    return folder, checkpoint, saved, source
+    return folder, checkpoint, saved_config, source
 
 
 def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
@@ -204,62 +211,64 @@ def _top_k(arguments: argparse.Namespace) -> int:
     return arguments.top_k
 
 
-def _output(name: str | None) -> Path | None:
-    if name is None:
+def _output(path: str | None) -> Path | None:
+    if path is None:
         return None
-    output = Path(name).resolve()
+    output = Path(path).resolve()
     if output.is_dir():
-        raise ValueError(f"--output {name} is a folder: name a file in it.")
-    need_writable("--output", name)
+        raise ValueError(f"--output {path} is a folder: name a file in it.")
+    need_writable("--output", path)
     return output
 
 
-def _pictures(name: str | None) -> Path | None:
+def _pictures(path: str | None) -> Path | None:
     """Return the absolute path of the folder for the images of an evaluation.
 
     Raises ValueError unless the folder is new or empty.
     """
-    if name is None:
+    if path is None:
         return None
-    folder = Path(name).resolve()
+    folder = Path(path).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--pictures {name} is not empty: name a new folder.")
-    need_writable("--pictures", name)
+        raise ValueError(f"--pictures {path} is not empty: name a new folder.")
+    need_writable("--pictures", path)
     return folder
 
 
-def need_writable(option: str, name: str) -> None:
+def need_writable(option: str, path: str) -> None:
     """Raise ValueError if a file or folder cannot be created."""
-    if (error := refusals.write_obstacle(Path(name).resolve().parent)) is not None:
-        raise ValueError(f"{option} {name}: {error}.")
+    if (error := refusals.write_obstacle(Path(path).resolve().parent)) is not None:
+        raise ValueError(f"{option} {path}: {error}.")
 
 
-def _devices(text: str | None) -> int | list[int] | None:
-    if text is None:
+def _devices(devices: str | None) -> int | list[int] | None:
+    if devices is None:
         return None
-    if not re.fullmatch(r"\d+(,\d+)*,?", text):
+    if not re.fullmatch(r"\d+(,\d+)*,?", devices):
         raise ValueError(
-            f"--devices {text} is neither a number of workers nor a list of GPUs such as 0,2."
+            f"--devices {devices} is neither a number of workers nor a list of GPUs such as 0,2."
         )
-    return [int(number) for number in text.split(",") if number] if "," in text else int(text)
+    return (
+        [int(number) for number in devices.split(",") if number] if "," in devices else int(devices)
+    )
 
 
-def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None) -> int:
+def _compute(task: Task, trained_run: TrainedRun, options: Options, job: Path | None) -> int:
     """Run a task in workers on this machine, or as a rank of a launcher.
 
     Logs are in the folder of the `job`, or in a temporary one. For a launcher, the temporary folder
     is in outputs/, which all machines see. Returns the exit code.
     """
-    world, known = outer_world(os.environ), RunFolder(job) if job is not None else None
-    if known is not None and (world is None or world.rank == 0):
+    world, job_folder = outer_world(os.environ), RunFolder(job) if job is not None else None
+    if job_folder is not None and (world is None or world.rank == 0):
         # The folder still records the end of this job before it was requeued.
-        known.forget_end()
-    request = {"trained": trained, "options": options}
-    workers = resolve_workers(trained.config)
+        job_folder.forget_end()
+    request = {"trained": trained_run, "options": options}
+    workers = resolve_workers(trained_run.config)
     if world is None:
         num_workers = workers.world_size
         with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-            folder = known or RunFolder(Path(path))
+            folder = job_folder or RunFolder(Path(path))
             code = parent.run_workers(
                 Job(task, folder, request),
                 num_workers,
@@ -270,9 +279,11 @@ def _compute(task: Task, trained: TrainedRun, options: Options, job: Path | None
     worker.import_training()
     from lockstep.assembly.process_group import meet, shared_folder
 
-    meet(trained.config, workers, world, known)
+    meet(trained_run.config, workers, world, job_folder)
     logs = (
-        nullcontext(known) if known else shared_folder(_temporary_logs(task), trained.config, world)
+        nullcontext(job_folder)
+        if job_folder
+        else shared_folder(_temporary_logs(task), trained_run.config, world)
     )
     with logs as folder:
         code = worker.run_here(Job(task, folder, request), world)
@@ -300,29 +311,34 @@ def _temporary_logs(task: Task) -> Iterator[RunFolder]:
         yield RunFolder(Path(path))
 
 
-def _submit(arguments: argparse.Namespace, names: list[str], config: Config) -> int:
+def _submit(arguments: argparse.Namespace, run_paths: list[str], config: Config) -> int:
     """Submit the command as a job in a new folder below outputs/.
 
-    `names` has the run that the command uses, or the sweep that contains it. Returns the exit code.
+    `run_paths` has the run that the command uses, or the sweep that contains it. Returns the exit
+    code.
     """
     from lockstep.cluster import submission
 
     command = arguments.command
 
     def arguments_in(folder: RunFolder) -> list[str]:
-        chosen = vars(arguments) | {"job": folder.path}
+        options = vars(arguments) | {"job": folder.path}
         if config.cluster.name == "slurm":
-            chosen["devices"] = resolve_workers(config).num_local
-        keys = [(text, compose.parse_override(text).key_or_group) for text in arguments.overrides]
+            options["devices"] = resolve_workers(config).num_local
+        keys = [(line, compose.parse_override(line).key_or_group) for line in arguments.overrides]
         return [
-            *(command, *names, *([arguments.source] if command in ("predict", "embed") else [])),
             *(
-                f"--{key.replace('_', '-')}={chosen[key]}"
-                for key in VALUES
-                if chosen.get(key) is not None
+                command,
+                *run_paths,
+                *([arguments.source] if command in ("predict", "embed") else []),
             ),
-            *(f"--{key}" for key in ("strict", "trust") if chosen.get(key)),
-            *(text for text, key in keys if scope(key) is not Scope.SUBMISSION),
+            *(
+                f"--{key.replace('_', '-')}={options[key]}"
+                for key in VALUES
+                if options.get(key) is not None
+            ),
+            *(f"--{key}" for key in ("strict", "trust") if options.get(key)),
+            *(line for line, key in keys if scope(key) is not Scope.SUBMISSION),
         ]
 
     return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)

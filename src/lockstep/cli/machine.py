@@ -48,7 +48,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
     from lockstep.assembly.precision import bfloat16_unit
 
     try:
-        found, numbers = [], range(torch.cuda.device_count())
+        gpus, numbers = [], range(torch.cuda.device_count())
         for number in numbers:
             free, total = torch.cuda.mem_get_info(number)
             gpu = {
@@ -61,8 +61,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
             gpu["linked_to"] = [
                 o for o in numbers if o != number and torch.cuda.can_device_access_peer(number, o)
             ]
-            found.append(gpu)
-        return found, ""
+            gpus.append(gpu)
+        return gpus, ""
     except RuntimeError as error:
         # The driver raises this error.
         return [], f"torch cannot use the GPUs: {' '.join(str(error).split())}"

@@ -130,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _declare(
     add_parser: AddParser,
-    name: str,
-    text: str,
+    command: str,
+    help_text: str,
     function: Callable[[argparse.Namespace], int],
     *,
     has_workers: bool = False,
@@ -142,13 +142,13 @@ def _declare(
     `function` runs the command, imports what it needs, and returns the exit code. A command that
     `has_workers` keeps the signal handlers of `entry.begin` until its workers start.
     """
-    parser = add_parser(name, **{"help": text, "description": text, **settings})
+    parser = add_parser(command, **{"help": help_text, "description": help_text, **settings})
     parser.set_defaults(function=function, has_workers=has_workers)
     return parser
 
 
-def _add_overrides(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("overrides", nargs="*", default=[], metavar="setting=value", help=text)
+def _add_overrides(parser: argparse.ArgumentParser, help_text: str) -> None:
+    parser.add_argument("overrides", nargs="*", default=[], metavar="setting=value", help=help_text)
 
 
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
@@ -389,7 +389,7 @@ def _declare_compare(add_parser: AddParser) -> None:
 
 
 def _run_compare(arguments: argparse.Namespace) -> int:
-    folders = [Path(name.partition(":")[0]) for name in arguments.runs]
+    folders = [Path(run.partition(":")[0]) for run in arguments.runs]
     if any((folder / SWEEP).is_file() for folder in folders):
         from lockstep.trials.comparison import compare_sweeps as compare
     else:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def show_model(typed: Sequence[str], source: compose.Source, *, depth: int) -> int:
+def show_model(override_lines: Sequence[str], source: compose.Source, *, depth: int) -> int:
     """Print the layers of the network for the images that these overrides select.
 
     Returns the exit code. Raises ConfigError.
     """
-    config = build.resolve_config(overrides.check(typed, source).configs[0])
+    config = build.resolve_config(overrides.check(override_lines, source).configs[0])
     if config.has_custom_module:
         raise ConfigError(
             Error(

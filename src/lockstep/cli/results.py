@@ -30,7 +30,9 @@ def end_task(folder: RunFolder) -> None:
 
 def _put_failure(folder: RunFolder) -> None:
     if folder.failure.exists():
-        text = folder.failure.read_text("utf-8", "replace")
+        failure = folder.failure.read_text("utf-8", "replace")
         json_output.put_errors(
-            ConfigError(*errors_of(text if text.startswith(PREFIX) else folder.failure_cause()))
+            ConfigError(
+                *errors_of(failure if failure.startswith(PREFIX) else folder.failure_cause())
+            )
         )

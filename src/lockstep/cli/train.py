@@ -55,8 +55,8 @@ def run_command(project: Path, words: Sequence[str]) -> int:
         from lockstep.cli.results import end_run
         from lockstep.cluster import request
 
-        requested = request.read(overrides, source, is_trusted=arguments.trust)
-        end_run(*request.start(requested))
+        run_request = request.read(overrides, source, is_trusted=arguments.trust)
+        end_run(*request.start(run_request))
     except ConfigError as error:
         exit_with(error)
     return 0
@@ -93,8 +93,8 @@ def _option_errors(arguments: "Namespace", source: "Source") -> "list[Error]":
     if arguments.unknown:
         from lockstep.cli.help import option_error
 
-        errors += [option_error(option, text, source) for option, text in arguments.unknown]
-    is_resumed = arguments.multirun or any("resume=" in text for text in arguments.overrides)
+        errors += [option_error(option, setting, source) for option, setting in arguments.unknown]
+    is_resumed = arguments.multirun or any("resume=" in setting for setting in arguments.overrides)
     if arguments.trust and not is_resumed:
         fix = "remove it, or add resume=..."
         errors.append(Error("conflict", "--trust", "is for a run or a sweep that is resumed", fix))

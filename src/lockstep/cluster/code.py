@@ -22,10 +22,12 @@ def files(root: Path) -> list[Path]:
     everything in conf are included. If git tracks nothing here, they are src, conf, and the Python
     files next to them and in packages there.
     """
-    tracked = _git(root, "ls-files", "-z")
-    others = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *NEW)
-    names = [Path(os.fsdecode(name)) for name in (tracked + others).split(b"\0") if name]
-    paths = names if tracked else _files_without_git(root)
+    tracked_names = _git(root, "ls-files", "-z")
+    untracked_names = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *NEW)
+    git_paths = [
+        Path(os.fsdecode(name)) for name in (tracked_names + untracked_names).split(b"\0") if name
+    ]
+    paths = git_paths if tracked_names else _files_without_git(root)
     # Deleted files and other repositories are left out.
     return sorted({path for path in paths if RUNS not in path.parts and (root / path).is_file()})
 
@@ -51,16 +53,16 @@ def next_folder(base: Path) -> Path:
 
 def _files_without_git(root: Path) -> list[Path]:
     packages = {path.parent for path in root.glob("[!.]*/*.py")}
-    found = [*root.glob("*.py"), *root.glob("src/**/*"), *root.glob("conf/**/*")]
+    paths = [*root.glob("*.py"), *root.glob("src/**/*"), *root.glob("conf/**/*")]
     for package in packages:
-        found += package.rglob("*.py")
-    return [path.relative_to(root) for path in found if path.suffix != ".pyc"]
+        paths += package.rglob("*.py")
+    return [path.relative_to(root) for path in paths if path.suffix != ".pyc"]
 
 
 def _git(root: Path, *arguments: str) -> bytes:
     """Return the output of git, which is empty without git or a repository."""
-    words = ["git", "-C", root, *arguments]
+    command = ["git", "-C", root, *arguments]
     try:
-        return subprocess.run(words, capture_output=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return b""

@@ -32,8 +32,8 @@ EPILOG = (
 )
 
 
-def run_jobs_command(texts: Sequence[str]) -> int:
-    arguments = _parser().parse_args(texts)
+def run_jobs_command(argv: Sequence[str]) -> int:
+    arguments = _parser().parse_args(argv)
     if not all([arguments.folder, *arguments.names]):
         raise ValueError(
             "a name is empty, perhaps an unset variable: give a job id, a run folder, or latest."
@@ -42,11 +42,11 @@ def run_jobs_command(texts: Sequence[str]) -> int:
 
 
 def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
-    found = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
+    records = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
-        found = jobs.select_jobs(found, arguments.names or ["latest"])
+        records = jobs.select_jobs(records, arguments.names or ["latest"])
     return jobs.look(
-        found, is_slurm_needed=arguments.function not in (_list, _show, waiting.result)
+        records, is_slurm_needed=arguments.function not in (_list, _show, waiting.result)
     )
 
 
@@ -59,17 +59,20 @@ def _parser() -> argparse.ArgumentParser:
     def command(
         name: str,
         function: Callable[[list[Job], argparse.Namespace], int],
-        text: str,
+        help_text: str,
         *,
-        names: str = "*",
+        nargs: str = "*",
     ) -> argparse.ArgumentParser:
         subparser = commands.add_parser(
-            name, help=text, description=text[0].upper() + text[1:] + ".", epilog=EPILOG
+            name,
+            help=help_text,
+            description=help_text[0].upper() + help_text[1:] + ".",
+            epilog=EPILOG,
         )
         default = (
-            "; default: all" if name == "list" else "; default: latest" if names == "*" else ""
+            "; default: all" if name == "list" else "; default: latest" if nargs == "*" else ""
         )
-        subparser.add_argument("names", nargs=names, metavar="job", help=NAMES + default)
+        subparser.add_argument("names", nargs=nargs, metavar="job", help=NAMES + default)
         subparser.add_argument(
             "--folder", default="outputs", help="where to search for runs; default: outputs"
         )
@@ -80,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     command("show", _show, "show the details of a job, and why it is waiting")
     command("wait", waiting.wait, "wait until jobs end; exit code 0 only if all runs are finished")
     command("result", waiting.result, "print summary.json of a run, or a list of several")
-    command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", names="+")
-    requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", names="+")
+    command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", nargs="+")
+    requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", nargs="+")
     requeue.add_argument("--trust", action="store_true", help=TRUSTING)
     for subparser in commands.choices.values():
         json_output.add_option(subparser)
@@ -132,38 +135,38 @@ def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
 
 def _facts(job: Job) -> list[tuple[str, str | Text]]:
-    known, scheduled, facts = job.record, job.scheduled, job.facts
-    is_trained = job.exit_code == 0 and not known.command
+    record, scheduled, facts = job.record, job.scheduled, job.facts
+    is_trained = job.exit_code == 0 and not record.command
     return [
         ("state", formatting.state(job.state)),
         ("reason", printable(job.reason)),
-        ("command", shlex.join(["lockstep", *redact(known.command)]) if known.command else ""),
-        ("run", facts["state"] if not known.command else ""),
+        ("command", shlex.join(["lockstep", *redact(record.command)]) if record.command else ""),
+        ("run", facts["state"] if not record.command else ""),
         ("epoch", formatting.epochs(facts) if "epoch" in facts else ""),
         ("best", formatting.best(facts) if "best" in facts else ""),
         ("nodes", scheduled.nodes),
-        ("requested", jobs.resource_text(known)),
+        ("requested", jobs.resource_text(record)),
         ("time", duration(scheduled.elapsed_s) if scheduled.elapsed_s else ""),
         ("requeued", plural(scheduled.restarts, "time") if scheduled.restarts else ""),
         ("exit code", "" if job.exit_code is None else str(job.exit_code)),
-        ("submitted", f"{formatting.moment(known.submitted)} on {known.host}"),
-        ("earlier jobs", ", ".join(known.earlier)),
-        ("log", display_path(Path(known.log))),
-        ("code", display_path(Path(known.code))),
+        ("submitted", f"{formatting.moment(record.submitted)} on {record.host}"),
+        ("earlier jobs", ", ".join(record.earlier)),
+        ("log", display_path(Path(record.log))),
+        ("code", display_path(Path(record.code))),
         ("run folder", display_path(job.folder.path)),
-        ("follow", jobs.follow_command(known) if job.is_live else ""),
+        ("follow", jobs.follow_command(record) if job.is_live else ""),
         ("cancel", f"lockstep jobs cancel {job.id}" if job.is_live else ""),
         (
             "resume",
-            f"lockstep jobs requeue {job.id}" if job.exit_code and known.is_resumable else "",
+            f"lockstep jobs requeue {job.id}" if job.exit_code and record.is_resumable else "",
         ),
         ("evaluate", f"lockstep eval {quote_path(job.folder.path)}" if is_trained else ""),
     ]
 
 
 def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
-    live = [job for job in chosen_jobs if job.is_live]
-    jobs.cancel(live)
+    live_jobs = [job for job in chosen_jobs if job.is_live]
+    jobs.cancel(live_jobs)
     for job in chosen_jobs:
         if not job.is_live:
             print(f"Job {job.id} has already ended: {job.state}.")
@@ -173,7 +176,7 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
             print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
     answer([{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs])
-    return 0 if live else EXIT_CONFIG
+    return 0 if live_jobs else EXIT_CONFIG
 
 
 def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
@@ -195,10 +198,10 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             )
             raise ValueError(f"job {job.id} is finished{hint}.")
         permissions.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
-    resumed: list[dict[str, str]] = []
+    new_jobs: list[dict[str, str]] = []
     for job in chosen_jobs:
         job.folder.claim()
-        resumed.append({"id": submission.resubmit(job.folder, job.record).id, "was": job.id})
-        print(f"Job {job.id} resumes as job {resumed[-1]['id']}.", flush=True)
-    answer(resumed)
+        new_jobs.append({"id": submission.resubmit(job.folder, job.record).id, "was": job.id})
+        print(f"Job {job.id} resumes as job {new_jobs[-1]['id']}.", flush=True)
+    answer(new_jobs)
     return 0

@@ -132,10 +132,10 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         and job.gpus_per_node
         and (num_gpus := num_visible_gpus()) < job.gpus_per_node
     ):
-        shown = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
+        allocation = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
         error = (
-            f"cluster.gpus_per_node={job.gpus_per_node}, but {shown}: choose another partition, "
-            "or strategy=cpu"
+            f"cluster.gpus_per_node={job.gpus_per_node}, but {allocation}: "
+            "choose another partition, or strategy=cpu"
         )
         folder.record_failure(f"config error: {error}\n")
         _update(folder, state="failed", reason=error)
@@ -153,11 +153,11 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
     Returns its exit code, which is EXIT_STOPPED after a signal.
     """
-    received: list[int] = []
+    signal_numbers: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        signal_numbers.append(number)
         if process is not None:
             process.send_signal(number)
 
@@ -171,8 +171,8 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     code = process.wait()
-    name = signal.Signals(received[0]).name if received else None
-    if received and code in (-received[0], 128 + received[0]):
+    signal_name = signal.Signals(signal_numbers[0]).name if signal_numbers else None
+    if signal_numbers and code in (-signal_numbers[0], 128 + signal_numbers[0]):
         code = EXIT_STOPPED
     elif code not in (0, EXIT_STOPPED):
         end = (
@@ -181,12 +181,12 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
         folder.record_failure(f"the command {end} on {socket.gethostname()}, see the log\n")
         code = max(code, EXIT_FAILED)
     if is_first:
-        failed_by = folder.failure_cause()
-        if code == EXIT_STOPPED and failed_by:  # Another task failed, and srun stopped this one.
+        cause = folder.failure_cause()
+        if code == EXIT_STOPPED and cause:  # Another task failed, and srun stopped this one.
             code = EXIT_FAILED
         state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
-        reason = failed_by or (f"signal {name}" if name else "")
-        _update(folder, state=state, reason=reason, signal=name)
+        reason = cause or (f"signal {signal_name}" if signal_name else "")
+        _update(folder, state=state, reason=reason, signal=signal_name)
     return code
 
 
@@ -223,9 +223,9 @@ def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str
     """
     status = folder.read_status()
     reason, number = status.get("reason", ""), status.get("signal")
-    pending = signal.sigpending() & set(STOP_SIGNALS)
-    if pending:  # The job waited for another process that has the run, and that wrote the status.
-        number = min(pending).name
+    signals = signal.sigpending() & set(STOP_SIGNALS)
+    if signals:  # The job waited for another process that has the run, and that wrote the status.
+        number = min(signals).name
         reason = f"signal {number}"
     if folder.read_job().get("cancelled"):
         return EXIT_STOPPED, "cancelled"

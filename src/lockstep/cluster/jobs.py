@@ -75,7 +75,7 @@ class Job:
         """The summary of the run, or the result file of the command, or None before its end."""
         if self.is_live:  # A benchmark writes its file after each environment.
             return None
-        results = (read_json(self.folder.path / name) for name in RESULTS)
+        results = (read_json(self.folder.path / file_name) for file_name in RESULTS)
         return next(filter(None, results), None)
 
     @property
@@ -105,73 +105,76 @@ def recorded_jobs(roots: Iterable[Path]) -> list[Recorded]:
         for run in discovery.scan(root, file=JOB).values():
             path = run.folder.path.resolve()
             try:
-                read = record.read(RunFolder(path))
+                job_record = record.read(RunFolder(path))
             except (OSError, ValueError) as error:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
-            if read is not None:
-                records[path] = DiscoveredRun(run.id, display_path(path), RunFolder(path)), read
+            if job_record is not None:
+                records[path] = (
+                    DiscoveredRun(run.id, display_path(path), RunFolder(path)),
+                    job_record,
+                )
     return sorted(
         records.values(),
         key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)),
     )
 
 
-def select_jobs(found: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
+def select_jobs(records: Sequence[Recorded], names: Sequence[str]) -> list[Recorded]:
     """Select jobs by the id of a job or array, by a run folder, or by a folder of runs.
 
     The name `latest` selects the newest job. An id from before a requeue selects the present job.
     Raises ValueError for an unknown name, with the known ones.
     """
-    picked: dict[str, Recorded] = {}
+    jobs_by_id: dict[str, Recorded] = {}
     for name in names:
         path = Path(name).resolve()
-        ids = [{known.id, *known.earlier} for _, known in found]
-        ids = [own | {each.partition("_")[0] for each in own} for own in ids]
-        matches = [pair for pair, own in zip(found, ids, strict=True) if name in own]
-        matches = matches or [pair for pair in found if pair[0].folder.path.is_relative_to(path)]
+        ids = [{job_record.id, *job_record.earlier} for _, job_record in records]
+        ids = [job_ids | {job_id.partition("_")[0] for job_id in job_ids} for job_ids in ids]
+        matches = [pair for pair, job_ids in zip(records, ids, strict=True) if name in job_ids]
+        matches = matches or [pair for pair in records if pair[0].folder.path.is_relative_to(path)]
         if not matches and name == "latest":
-            matches = list(found[-1:])
+            matches = list(records[-1:])
         if not matches:
-            newest = ", ".join(known.id for _, known in list(reversed(found))[:20])
+            newest = ", ".join(job_record.id for _, job_record in list(reversed(records))[:20])
             raise ValueError(
                 f"{name} is not a job. Known jobs: "
                 f"{newest or 'none, submit one with cluster=slurm'}."
             )
-        picked |= {pair[1].id: pair for pair in matches}
-    return list(picked.values())
+        jobs_by_id |= {pair[1].id: pair for pair in matches}
+    return list(jobs_by_id.values())
 
 
-def look(found: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
+def look(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
     """Return the jobs with their present states.
 
     If SLURM does not answer, raise ValueError if `is_slurm_needed`, else print the error.
     """
-    ids = [known.id for _, known in found if known.engine == "slurm"]
-    states, silence, unsure = dict[str, Scheduled](), None, list[str]()
+    ids = [job_record.id for _, job_record in records if job_record.engine == "slurm"]
+    states, silence, unsure_ids = dict[str, Scheduled](), None, list[str]()
     try:
         states = scheduler.states(ids)
     except ValueError as error:
         silence = error
     # This comes after the states, because a job that has ended wrote its last status before.
-    looked = [(run, known, discovery.look(run)) for run, known in found]
+    observations = [(run, job_record, discovery.look(run)) for run, job_record in records]
     if silence is not None:
-        unsure = [
-            known.id
-            for run, known, facts in looked
-            if known.id in ids and not _has_ended(run.folder, facts)
+        unsure_ids = [
+            job_record.id
+            for run, job_record, facts in observations
+            if job_record.id in ids and not _has_ended(run.folder, facts)
         ]
-        if unsure and is_slurm_needed:
-            raise ValueError(f"the state of job {unsure[0]} is unknown: {silence}") from silence
-        if unsure:
+        if unsure_ids and is_slurm_needed:
+            raise ValueError(f"the state of job {unsure_ids[0]} is unknown: {silence}") from silence
+        if unsure_ids:
             print(f"lockstep: {silence} The states below are those of the runs.", file=sys.stderr)
     jobs = []
-    for run, known, facts in looked:
-        is_sure = known.id not in unsure
-        scheduled = states.get(known.id) or _unscheduled_state(
-            run.folder, known, facts["state"], is_sure=is_sure
+    for run, job_record, facts in observations:
+        is_sure = job_record.id not in unsure_ids
+        scheduled = states.get(job_record.id) or _unscheduled_state(
+            run.folder, job_record, facts["state"], is_sure=is_sure
         )
-        jobs.append(Job(run, known, facts, scheduled))
+        jobs.append(Job(run, job_record, facts, scheduled))
     return jobs
 
 
@@ -180,11 +183,11 @@ def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
 
     Raises ValueError like `record.read` and `look`.
     """
-    read = [
+    records = [
         (DiscoveredRun("", display_path(folder.path), folder), record.read(folder))
         for folder in folders
     ]
-    return look([(run, known) for run, known in read if known is not None])
+    return look([(run, job_record) for run, job_record in records if job_record is not None])
 
 
 def cancel(jobs: Sequence[Job]) -> None:
@@ -194,8 +197,8 @@ def cancel(jobs: Sequence[Job]) -> None:
     """
     for job in jobs:
         permissions.need_made_here(job.folder, "cancel it where it was submitted")
-    if submitted := [job.id for job in jobs if job.record.engine == "slurm"]:
-        scheduler.cancel(submitted)
+    if slurm_ids := [job.id for job in jobs if job.record.engine == "slurm"]:
+        scheduler.cancel(slurm_ids)
     for job in jobs:
         # This comes before the checkpoint is written, after which the job may be requeued.
         job.folder.write_job({**job.folder.read_job(), "cancelled": True})
@@ -217,10 +220,12 @@ def stop(jobs: Sequence[Job], reason: str) -> None:
 
     A job whose run would remove STOP when it begins is cancelled.
     """
-    begun = [job for job in jobs if job.state == "running" and job.facts["state"] in LIVE_STATES]
-    for job in begun:
+    begun_jobs = [
+        job for job in jobs if job.state == "running" and job.facts["state"] in LIVE_STATES
+    ]
+    for job in begun_jobs:
         job.folder.request_stop(reason)
-    cancel([job for job in jobs if job not in begun])
+    cancel([job for job in jobs if job not in begun_jobs])
 
 
 def _unscheduled_state(
@@ -239,8 +244,8 @@ def _unscheduled_state(
         return Scheduled("unknown")
     if run_state != "finished" and job.cancelled:
         return Scheduled("cancelled")
-    unreported = "unknown" if has_job is None else "failed"
-    return Scheduled(ENDED.get(run_state, unreported))
+    end_state = "unknown" if has_job is None else "failed"
+    return Scheduled(ENDED.get(run_state, end_state))
 
 
 def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:

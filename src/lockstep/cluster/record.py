@@ -60,20 +60,20 @@ def read(folder: RunFolder) -> Record | None:
             return None
         values.pop("inode", None)  # An earlier version wrote it.
         lists = {
-            name: tuple(values[name])
-            for name in ("earlier", "command")
-            if _has_texts(values.get(name))
+            key: tuple(values[key]) for key in ("earlier", "command") if _has_texts(values.get(key))
         }
         record = Record(**{**values, **lists})
-        wrong = [
+        invalid_fields = [
             field.name
             for field in fields(Record)
             if not _is_of(getattr(record, field.name), field.type)
         ]
-        wrong += [] if wrong or ID.fullmatch(record.id) else ["id"]
-        wrong += [] if wrong or record.pid is None or record.pid in range(1, 2**31) else ["pid"]
-        if wrong:
-            raise ValueError(f"wrong value of {wrong[0]}")
+        invalid_fields += [] if invalid_fields or ID.fullmatch(record.id) else ["id"]
+        invalid_fields += (
+            [] if invalid_fields or record.pid is None or record.pid in range(1, 2**31) else ["pid"]
+        )
+        if invalid_fields:
+            raise ValueError(f"wrong value of {invalid_fields[0]}")
     except (TypeError, ValueError) as error:
         raise ValueError(printable(f"{folder.job_file} is not a job record: {error}")) from error
     return record
@@ -88,8 +88,8 @@ def _is_of(value: Any, kind: Any) -> bool:
     if kind == Mapping[str, Any]:
         values = value.values() if isinstance(value, dict) else [{}]
         return all(
-            each is None or isinstance(each, str | int | float) or _has_texts(each)
-            for each in values
+            item is None or isinstance(item, str | int | float) or _has_texts(item)
+            for item in values
         )
     if kind == tuple[str, ...]:
         return isinstance(value, tuple)
@@ -100,4 +100,4 @@ def _is_of(value: Any, kind: Any) -> bool:
 
 
 def _has_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

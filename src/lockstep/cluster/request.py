@@ -35,16 +35,16 @@ class Request(NamedTuple):
         return self.config.cluster.name != "none"
 
 
-def read(typed: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
+def read(typed_overrides: Sequence[str], source: Source, *, is_trusted: bool) -> Request:
     """Compose and check a request. Raises ConfigError with all errors."""
-    resumed = saved_run.run_to_resume(typed)
-    if resumed is not None:
-        job = saved_run.check_resume(resumed, typed, source, is_trusted=is_trusted)
-        return Request(typed, job.config, None, resumed, job.cfg)
-    (job,) = overrides.plan(typed, source).jobs
+    resumed_run = saved_run.run_to_resume(typed_overrides)
+    if resumed_run is not None:
+        job = saved_run.check_resume(resumed_run, typed_overrides, source, is_trusted=is_trusted)
+        return Request(typed_overrides, job.config, None, resumed_run, job.cfg)
+    (job,) = overrides.plan(typed_overrides, source).jobs
     if error := refusals.folder_error("hydra.run.dir", job.folder and job.root, "outputs"):
         raise ConfigError(error)
-    return Request(typed, job.config, job.folder, None, job.cfg)
+    return Request(typed_overrides, job.config, job.folder, None, job.cfg)
 
 
 def start(request: Request, stop_signals: SignalList | None = None) -> tuple[RunFolder, int]:
@@ -52,10 +52,10 @@ def start(request: Request, stop_signals: SignalList | None = None) -> tuple[Run
 
     Returns its folder and the exit code. Raises ConfigError.
     """
-    config, resumed = request.config, request.resumed
+    config, resumed_run = request.config, request.resumed
     if request.is_submitted:
         overrides.check_called([config])  # A training on this machine begins with this check.
-    if resumed is None and not request.is_submitted:
+    if resumed_run is None and not request.is_submitted:
         return runner.start(
             config,
             request.overrides,
@@ -65,9 +65,9 @@ def start(request: Request, stop_signals: SignalList | None = None) -> tuple[Run
         )
     from lockstep.cluster import submission  # A new run on this machine does not import it.
 
-    if resumed is None:
+    if resumed_run is None:
         return submission.start(config, request.overrides, request.folder)
-    submission.refuse_live(resumed)
+    submission.refuse_live(resumed_run)
     if request.is_submitted:
-        return submission.resume(resumed, config)
-    return runner.resume(resumed, config, hydra=request.cfg, stop_signals=stop_signals)
+        return submission.resume(resumed_run, config)
+    return runner.resume(resumed_run, config, hydra=request.cfg, stop_signals=stop_signals)

@@ -55,41 +55,44 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     squeue has jobs that wait, run, or ended some minutes ago. sacct has the others, if the site has
     a database. Raises ValueError if SLURM does not answer.
     """
-    requested, found = set(ids), dict[str, Scheduled]()
+    requested_ids, jobs = set(ids), dict[str, Scheduled]()
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
     for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(
-        squeue, requested, "Invalid job id"
+        squeue, requested_ids, "Invalid job id"
     ):
         # In Lockstep, a stopped run has saved its state and ended.
         state = "SUSPENDED" if state == "STOPPED" else state
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
         code = wait_status >> 8 or _signal_code(wait_status & 127)
-        found[job] = Scheduled(
+        jobs[job] = Scheduled(
             state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0)
         )
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
     for job, state, nodes, elapsed, codes in _fields(
-        sacct, requested - found.keys(), "storage is disabled"
+        sacct, requested_ids - jobs.keys(), "storage is disabled"
     ):
-        name = state.partition(" ")[0]  # The state can be "CANCELLED by 1000".
+        state_name = state.partition(" ")[0]  # The state can be "CANCELLED by 1000".
         code, number = map(int, codes.split(":"))
-        found.setdefault(
-            job, Scheduled(name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number))
+        jobs.setdefault(
+            job,
+            Scheduled(
+                state_name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)
+            ),
         )
-    return {job: found[job] for job in requested & found.keys()}
+    return {job: jobs[job] for job in requested_ids & jobs.keys()}
 
 
-def seconds(text: str) -> float | None:
+def seconds(duration: str) -> float | None:
     """Return a time of squeue or sacct, such as 3-04:00:01 or 0:07, in seconds.
 
     Returns None for any other text.
     """
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", text):
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", duration):
         return None
-    days, _, clock = text.rpartition("-")
-    hours, minutes, rest = [0, *map(int, clock.split(":"))][-3:]
-    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest)
+    days, _, clock = duration.rpartition("-")
+    hours, minutes, num_seconds = [0, *map(int, clock.split(":"))][-3:]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + num_seconds)
 
 
 def _signal_code(number: int) -> int:
@@ -108,25 +111,31 @@ def cancel(jobs: Sequence[str]) -> None:
     call("scancel", *jobs)
 
 
-def _fields(command: Sequence[str], jobs: set[str], unless: str) -> Iterator[list[str]]:
+def _fields(command: Sequence[str], jobs: set[str], ignored_error: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays.
 
-    There are none if the error of the tool contains `unless`.
+    There are none if the error of the tool contains `ignored_error`.
     """
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
-        for line in call(*command, "--noheader", f"--jobs={numbers}", unless=unless).splitlines():
+        for line in call(
+            *command, "--noheader", f"--jobs={numbers}", ignored_error=ignored_error
+        ).splitlines():
             yield line.split("|")
 
 
-def call(*command: str, unless: str | None = None) -> str:
+def call(*command: str, ignored_error: str | None = None) -> str:
     """Run a tool and return its output.
 
-    Raises ValueError if it hangs or fails, unless its error contains `unless`.
+    Raises ValueError if it hangs or fails, unless its error contains `ignored_error`.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(OPTIONS)}
+    environ = {
+        variable: value
+        for variable, value in os.environ.items()
+        if not variable.startswith(OPTIONS)
+    }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -144,7 +153,7 @@ def call(*command: str, unless: str | None = None) -> str:
             "try again later."
         )
         raise ValueError(message) from None
-    if done.returncode and (unless is None or unless not in done.stderr):
-        text = " ".join((done.stderr.strip() or done.stdout.strip()).splitlines())
-        raise ValueError(f"{command[0]} failed: {text or f'exit code {done.returncode}'}")
-    return done.stdout
+    if process.returncode and (ignored_error is None or ignored_error not in process.stderr):
+        error_text = " ".join((process.stderr.strip() or process.stdout.strip()).splitlines())
+        raise ValueError(f"{command[0]} failed: {error_text or f'exit code {process.returncode}'}")
+    return process.stdout

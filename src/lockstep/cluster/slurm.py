@@ -161,10 +161,10 @@ def submit(
             jobs = slurm_executor.map_array(job.run_job, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
         raise ConfigError(Error("failed", "", "sbatch refused the job", _reason(error))) from error
-    for submitted in jobs:
+    for submitted_job in jobs:
         # The file contains cluster.setup, which may contain secrets.
-        submitted.paths.submission_file.chmod(0o600)
-    return [(submitted.job_id, submitted.paths.stdout, None) for submitted in jobs]
+        submitted_job.paths.submission_file.chmod(0o600)
+    return [(submitted_job.job_id, submitted_job.paths.stdout, None) for submitted_job in jobs]
 
 
 def _reason(error: Exception) -> str:
@@ -186,14 +186,18 @@ def _clean_environment(options: Collection[str]) -> Iterator[None]:
     """
     is_inside = "SLURM_JOB_ID" in os.environ
 
-    def is_removed(name: str) -> bool:
-        option = name.removeprefix("SBATCH_").lower()
-        if name.startswith("SBATCH_"):
+    def is_removed(variable: str) -> bool:
+        option = variable.removeprefix("SBATCH_").lower()
+        if variable.startswith("SBATCH_"):
             return option not in KEPT or option in options
-        return name in OUTER or (is_inside and name.startswith("SLURM") and name != "SLURM_CONF")
+        return variable in OUTER or (
+            is_inside and variable.startswith("SLURM") and variable != "SLURM_CONF"
+        )
 
-    removed = {name: os.environ.pop(name) for name in list(os.environ) if is_removed(name)}
+    removed_variables = {
+        variable: os.environ.pop(variable) for variable in list(os.environ) if is_removed(variable)
+    }
     try:
         yield
     finally:
-        os.environ.update(removed)
+        os.environ.update(removed_variables)

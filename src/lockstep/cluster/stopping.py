@@ -15,25 +15,25 @@ def stop(run: str, reason: str) -> int:
 
     Returns the exit code. Raises ValueError.
     """
-    live: list[jobs.Job] = []
+    live_jobs: list[jobs.Job] = []
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
         permissions.need_made_here(folder, STOP_IT)
-        live = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
-        is_running, state = bool(live) or folder.is_locked() is not False, ""
-        name, its = f"the sweep in {naming.display_path(folder.path)}", "each trial"
+        live_jobs = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
+        is_running, state = bool(live_jobs) or folder.is_locked() is not False, ""
+        target, subject = f"the sweep in {naming.display_path(folder.path)}", "each trial"
     else:
         folder = naming.find(run)
         permissions.need_made_here(folder, STOP_IT)
         state = folder.read_status().get(
             "state", "starting" if folder.is_locked() else "not started"
         )
-        name, its, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
+        target, subject, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
     if not is_running:
-        raise ValueError(f"{name} is not running{f': {state}' if state else ''}")
+        raise ValueError(f"{target} is not running{f': {state}' if state else ''}")
     # This comes first, because a search would draw further trials otherwise.
     folder.request_stop(reason)
-    jobs.stop(live, reason)
-    print(f"Stop requested for {name}; {its} saves a checkpoint first.")
-    answer({"path": str(folder.path), "jobs": [job.id for job in live]})
+    jobs.stop(live_jobs, reason)
+    print(f"Stop requested for {target}; {subject} saves a checkpoint first.")
+    answer({"path": str(folder.path), "jobs": [job.id for job in live_jobs]})
     return 0

@@ -37,23 +37,23 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
     return signals.SignalFlag(ends=True).handle_signals()
 
 
-def start(config: Config, typed: Sequence[str], chosen: Path | None) -> tuple[RunFolder, int]:
+def start(config: Config, overrides: Sequence[str], path: Path | None) -> tuple[RunFolder, int]:
     """Submit a new run.
 
     Returns its folder, whose name never changes, and the exit code.
     """
     config = build.resolve_config(config)
     if config.dry_run:
-        return _dry_run(config, config.run_name, chosen), 0
-    with interruptible(), _new_folder(chosen, config.run_name) as folder:
+        return _dry_run(config, config.run_name, path), 0
+    with interruptible(), _new_folder(path, config.run_name) as folder:
         runner.save(
             folder,
             job_config(config),
-            typed,
+            overrides,
             checkpoints.initial_checkpoint(config.init_from),
         )
         _submit(folder, config, config.run_name)
-        if chosen is None:
+        if path is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)
     return folder, 0
 
@@ -63,7 +63,7 @@ def start_command(
     name: str,
     arguments_in: Callable[[RunFolder], Sequence[str]],
     *,
-    chosen: Path | None = None,
+    path: Path | None = None,
     is_head: bool = False,
 ) -> int:
     """Submit a command in a new folder, and return the exit code.
@@ -71,24 +71,22 @@ def start_command(
     `arguments_in` returns the arguments of the command for the folder.
     """
     if config.dry_run:
-        _dry_run(config, name, chosen, is_head=is_head)
+        _dry_run(config, name, path, is_head=is_head)
         return 0
-    with _new_folder(chosen, name) as folder:
+    with _new_folder(path, name) as folder:
         submit_command(folder, arguments_in(folder), config, name=name, is_head=is_head)
     return 0
 
 
 @contextlib.contextmanager
-def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
-    """Create the folder of a job: `chosen`, or a new one below outputs/.
+def _new_folder(path: Path | None, name: str) -> Iterator[RunFolder]:
+    """Create the folder of a job: `path`, or a new one below outputs/.
 
     It is removed if nothing is submitted.
     """
-    if chosen is not None:
-        _need_empty(chosen)
-    folder = permissions.open_new(
-        chosen or naming.create_path(Path("outputs"), name, datetime.now())
-    )
+    if path is not None:
+        _need_empty(path)
+    folder = permissions.open_new(path or naming.create_path(Path("outputs"), name, datetime.now()))
     try:
         yield folder
     except BaseException:
@@ -97,13 +95,11 @@ def _new_folder(chosen: Path | None, name: str) -> Iterator[RunFolder]:
         raise
 
 
-def _dry_run(config: Config, name: str, chosen: Path | None, *, is_head: bool = False) -> RunFolder:
+def _dry_run(config: Config, name: str, path: Path | None, *, is_head: bool = False) -> RunFolder:
     """Print the script of a job, and return the folder that it would have."""
-    if chosen is not None:
-        _need_empty(chosen)
-    folder = RunFolder(
-        (chosen or naming.free_path(Path("outputs"), name, datetime.now())).resolve()
-    )
+    if path is not None:
+        _need_empty(path)
+    folder = RunFolder((path or naming.free_path(Path("outputs"), name, datetime.now())).resolve())
     print(script(folder, config, name=name, is_head=is_head), end="")
     return folder
 
@@ -122,10 +118,10 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     return folder, 0
 
 
-def _submit(folder: RunFolder, config: Config, name: str, **what: Any) -> None:
+def _submit(folder: RunFolder, config: Config, name: str, **options: Any) -> None:
     """Submit a run or a command, and print how to follow it. Raises ConfigError."""
     with interruptible():
-        (job,) = submit_all([folder], [config], base=folder, name=name, **what)
+        (job,) = submit_all([folder], [config], base=folder, name=name, **options)
         _show(folder, job, config)
 
 
@@ -151,7 +147,7 @@ def submit_all(
     it reads them.
     """
     cluster, workers = configs[0].cluster, resolve_workers(configs[0])
-    names = [name] if command else [config.run_name for config in configs]
+    job_names = [name] if command else [config.run_name for config in configs]
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
         raise ConfigError(
             Error(
@@ -161,24 +157,26 @@ def submit_all(
             )
         )
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
-    earlier = [record.read(folder) for folder in folders]
-    frozen = old_code or code.freeze(project_root(), base.code)
+    earlier_records = [record.read(folder) for folder in folders]
+    code_copy = old_code or code.freeze(project_root(), base.code)
     records: list[Record] = []
     try:
         # A Ctrl-C in the terminal also reaches sbatch, which may have submitted the job without
         # having printed its id.
         with signals.block_signals():
             if cluster.name == "local":
-                started = [
-                    background.start(cluster, folder, code=frozen, cwd=cwd) for folder in folders
+                submissions = [
+                    background.start(cluster, folder, code=code_copy, cwd=cwd) for folder in folders
                 ]
             else:
-                paths = {"files": base.job_files, "code": frozen, "cwd": cwd}
-                made = slurm.executor(configs[0], workers, name=name, is_head=is_head, **paths)
-                started = slurm.submit(made, folders)
-            runs = zip(folders, configs, names, earlier, started, strict=True)
-            for folder, config, run_name, old, (job_id, log, pid) in runs:
-                submitted = Record(
+                paths = {"files": base.job_files, "code": code_copy, "cwd": cwd}
+                slurm_executor = slurm.executor(
+                    configs[0], workers, name=name, is_head=is_head, **paths
+                )
+                submissions = slurm.submit(slurm_executor, folders)
+            runs = zip(folders, configs, job_names, earlier_records, submissions, strict=True)
+            for folder, config, run_name, earlier_record, (job_id, log, pid) in runs:
+                job_record = Record(
                     id=job_id,
                     engine=cluster.name,
                     name=run_name,
@@ -189,34 +187,34 @@ def submit_all(
                     gpus_per_node=len(workers.gpus),
                     submitted=time.time(),
                     log=str(log),
-                    code=str(frozen),
+                    code=str(code_copy),
                     cwd=str(cwd),
                     host=socket.gethostname(),
                     pid=pid,
-                    earlier=(*old.earlier, old.id) if old else (),
+                    earlier=(*earlier_record.earlier, earlier_record.id) if earlier_record else (),
                     command=tuple(command),
                     is_head=is_head,
                 )
                 if is_from_here:
-                    project.record_copy(folder, project_root(), frozen)
+                    project.record_copy(folder, project_root(), code_copy)
                 if command:
                     config_file.save(config, folder.job_config)
                 else:
                     config_file.save(job_config(config), folder.config)
                 folder.forget_end()  # The files are those of an earlier session.
-                before = {"state": "not started", "name": run_name, **folder.read_status()}
-                waiting = {
+                old_status = {"state": "not started", "name": run_name, **folder.read_status()}
+                new_status = {
                     "reason": "submitted: see lockstep jobs",
                     "exit_code": None,
                     "signal": None,
                 }
-                folder.write_status(**before | waiting)
+                folder.write_status(**old_status | new_status)
                 # This comes last, because the job begins when the record is there.
-                submitted.save(folder)
-                records.append(submitted)
+                job_record.save(folder)
+                records.append(job_record)
     except ConfigError:
         if old_code is None:
-            shutil.rmtree(frozen)
+            shutil.rmtree(code_copy)
         raise
     except signals.Ended as error:
         if records:
@@ -229,24 +227,24 @@ def submit_all(
 
 
 def submit_command(
-    folder: RunFolder, words: Sequence[str], config: Config, *, name: str, is_head: bool = False
+    folder: RunFolder, arguments: Sequence[str], config: Config, *, name: str, is_head: bool = False
 ) -> None:
-    """Submit `lockstep WORDS`, and print how to follow it.
+    """Submit `lockstep ARGUMENTS`, and print how to follow it.
 
     Every task executes the command, or only one if `is_head`.
     """
-    _submit(folder, config, name, task="command", command=words, is_head=is_head)
+    _submit(folder, config, name, task="command", command=arguments, is_head=is_head)
 
 
-def add_ignored_conf(words: Sequence[str]) -> list[str]:
+def add_ignored_conf(arguments: Sequence[str]) -> list[str]:
     """Add the `conf` of this project to that of its copy.
 
     The copy lacks files that git ignores.
     """
     conf = project_root() / "conf"
-    if not conf.is_dir() or any("hydra.searchpath=" in word for word in words):
-        return list(words)
-    return [*words, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]
+    if not conf.is_dir() or any("hydra.searchpath=" in argument for argument in arguments):
+        return list(arguments)
+    return [*arguments, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]
 
 
 def resubmit(folder: RunFolder, job: Record) -> Record:
@@ -265,10 +263,10 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(*errors)
-    kept = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
+    options = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
         return submit_all(
-            [folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **kept
+            [folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **options
         )[0]
 
 
@@ -310,27 +308,27 @@ def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
         raise ConfigError(*errors_of(error)) from error
 
 
-def _need_empty(chosen: Path) -> None:
+def _need_empty(path: Path) -> None:
     """Raise ConfigError for a folder that is not empty.
 
     A run is removed together with its folder.
     """
-    if RunFolder(chosen).config.exists():
+    if RunFolder(path).config.exists():
         raise ConfigError(
             Error(
                 "exists",
-                str(chosen),
+                str(path),
                 "already contains a run",
-                f"resume it with {resume_override(chosen)}",
+                f"resume it with {resume_override(path)}",
             )
         )
-    if chosen.is_dir() and any(chosen.iterdir()):
+    if path.is_dir() and any(path.iterdir()):
         raise ConfigError(
             Error(
                 "exists",
-                f"hydra.run.dir={chosen}",
+                f"hydra.run.dir={path}",
                 "is not empty",
-                f"choose a new folder, e.g. {chosen}/run",
+                f"choose a new folder, e.g. {path}/run",
             )
         )
 
@@ -342,12 +340,14 @@ def script(
 
     Nothing is written.
     """
-    frozen = code.next_folder(base.code)
+    code_copy = code.next_folder(base.code)
     if config.cluster.name == "local":
-        return background.script(config.cluster, base, frozen, background.new_id()) + "\n"
-    paths = {"files": base.job_files, "code": frozen, "cwd": Path.cwd()}
-    made = slurm.executor(config, resolve_workers(config), name=name, is_head=is_head, **paths)
-    return slurm.script(made, num_runs)
+        return background.script(config.cluster, base, code_copy, background.new_id()) + "\n"
+    paths = {"files": base.job_files, "code": code_copy, "cwd": Path.cwd()}
+    slurm_executor = slurm.executor(
+        config, resolve_workers(config), name=name, is_head=is_head, **paths
+    )
+    return slurm.script(slurm_executor, num_runs)
 
 
 def _show(folder: RunFolder, job: Record, config: Config) -> None:

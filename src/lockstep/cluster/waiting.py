@@ -19,21 +19,21 @@ READ_EVERY_S = 0.2
 
 def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """Yield the same jobs repeatedly, at most some seconds old, without deleted ones."""
-    answered = looked = time.monotonic()
+    last_answer_s = last_look_s = time.monotonic()
     while True:
         yield chosen_jobs
         time.sleep(READ_EVERY_S)
-        if time.monotonic() - looked < LOOK_EVERY_S:
+        if time.monotonic() - last_look_s < LOOK_EVERY_S:
             continue
         try:
-            chosen_jobs, answered = (
+            chosen_jobs, last_answer_s = (
                 jobs.jobs_of(job.folder for job in chosen_jobs),
                 time.monotonic(),
             )
         except ValueError:
-            if time.monotonic() - answered > SILENT_S:
+            if time.monotonic() - last_answer_s > SILENT_S:
                 raise
-        looked = time.monotonic()
+        last_look_s = time.monotonic()
 
 
 def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
@@ -41,17 +41,17 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
     Returns the first exit code that is not 0, else 0.
     """
-    reported: set[str] = set()
+    reported_ids: set[str] = set()
     try:
-        for looked in poll_jobs(chosen_jobs):
-            ended = [job for job in looked if not job.is_live]
-            for job in ended:
-                if job.id not in reported:
+        for current_jobs in poll_jobs(chosen_jobs):
+            ended_jobs = [job for job in current_jobs if not job.is_live]
+            for job in ended_jobs:
+                if job.id not in reported_ids:
                     print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
-            reported |= {job.id for job in ended}
-            if len(ended) == len(looked):
-                answer([jobs.job_facts(job) for job in ended])
-                return next(filter(None, (job.end_code for job in ended)), 0)
+            reported_ids |= {job.id for job in ended_jobs}
+            if len(ended_jobs) == len(current_jobs):
+                answer([jobs.job_facts(job) for job in ended_jobs])
+                return next(filter(None, (job.end_code for job in ended_jobs)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)
     return EXIT_INTERRUPTED

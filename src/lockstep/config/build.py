@@ -20,8 +20,8 @@ def monitored_metric(config: Config) -> tuple[str, Literal["min", "max"]]:
             arguments = section.arguments()
             if arguments.get("monitor"):
                 return str(arguments["monitor"]), arguments.get("mode", "min")
-    name, is_max = metric_names.default(config)
-    return name, "max" if is_max else "min"
+    metric, is_max = metric_names.default(config)
+    return metric, "max" if is_max else "min"
 
 
 def resolve_config(config: Config) -> Config:
@@ -31,17 +31,19 @@ def resolve_config(config: Config) -> Config:
     they come from.
     """
     config = _scale_with_workers(config)
-    view, given = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
-    if metric_names.AUTO not in [given.get(name) for name in view]:
+    view, arguments = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
+    if metric_names.AUTO not in [arguments.get(name) for name in view]:
         return config
     if config.has_library_network and config.pretrained:
         from lockstep.config.checks.pretrained_view import pretrained_view
 
         view |= pretrained_view(config)
-    if given["fit"] == "letterbox" or given["image_size"] is None:
+    if arguments["fit"] == "letterbox" or arguments["image_size"] is None:
         view["crop_percent"] = 1.0  # Nothing is cropped.
-    settled_view = {name: value for name, value in view.items() if given[name] == metric_names.AUTO}
-    return config.model_copy(update={"data": config.data.model_copy(update=settled_view)})
+    resolved_view = {
+        name: value for name, value in view.items() if arguments[name] == metric_names.AUTO
+    }
+    return config.model_copy(update={"data": config.data.model_copy(update=resolved_view)})
 
 
 def _scale_with_workers(config: Config) -> Config:
@@ -61,10 +63,12 @@ def _scale_with_workers(config: Config) -> Config:
     return config.model_copy(update=update)
 
 
-def scaling_note(config: Config, scaled: Config) -> str:
+def scaling_note(config: Config, scaled_config: Config) -> str:
     """Return a line to print with the values that `scale_with_workers` has changed."""
-    rates = " -> ".join(f"{each.optimizer.lr or 0:g}" for each in (config, scaled))
-    sizes = f"{config.global_batch_size} -> {scaled.global_batch_size}"
+    rates = " -> ".join(
+        f"{run_config.optimizer.lr or 0:g}" for run_config in (config, scaled_config)
+    )
+    sizes = f"{config.global_batch_size} -> {scaled_config.global_batch_size}"
     return f"scale_with_workers: global batch {sizes}, learning rate {rates}"
 
 
@@ -81,13 +85,13 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
             raise
         from lockstep.system.tracebacks import located
 
-        text = located(one_line(error), error)
+        message = located(one_line(error), error)
         key = (
             ""
-            if text.startswith(f"{section}.")
+            if message.startswith(f"{section}.")
             else f"{section}._target_={getattr(config, section).target}"
         )
-        raise ConfigError(Error("failed", key, f": {text}" if key else text)) from error
+        raise ConfigError(Error("failed", key, f": {message}" if key else message)) from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:
@@ -107,19 +111,19 @@ def _build_value(value: Any, /, **supplied: Any) -> Any:
         return [_build_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    built = (
+    entries = (
         value
         if value.get("_recursive_") is False
         else {key: _build_value(item) for key, item in value.items()}
     )
     if "_target_" not in value:
-        return built
-    keywords = {key: item for key, item in built.items() if key not in SPECIAL}
+        return entries
+    keywords = {key: item for key, item in entries.items() if key not in SPECIAL}
     bound = _partial_target(value["_target_"])
     # Set the state as copying a partial does, because Hydra's partial has attributes that its call
     # needs.
     bound.__setstate__(
-        (bound.func, tuple(built.get("_args_", ())), keywords | supplied, vars(bound))
+        (bound.func, tuple(entries.get("_args_", ())), keywords | supplied, vars(bound))
     )
     return bound if value.get("_partial_") else bound()
 

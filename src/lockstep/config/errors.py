@@ -52,17 +52,19 @@ class Error(NamedTuple):
         space = " " if self.key and self.problem[:1] not in (",", ":") else ""
         return f"{self.key}{space}{self.problem}" + (f": {self.fix}" if self.fix else "")
 
-    def within(self, where: str) -> "Error":
+    def within(self, location: str) -> "Error":
         """Return this error with a prefix for the file, environment or node it belongs to."""
-        return self._replace(key=f"{where}: {self.key}".rstrip())
+        return self._replace(key=f"{location}: {self.key}".rstrip())
 
 
 class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
     def __init__(self, *errors: Error) -> None:
-        unique = dict.fromkeys(errors)
-        self.errors: list[Error] = [Error(code, *map(redact, texts)) for code, *texts in unique]
+        unique_errors = dict.fromkeys(errors)
+        self.errors: list[Error] = [
+            Error(code, *map(redact, fields)) for code, *fields in unique_errors
+        ]
         super().__init__(*self.errors)
 
     @override
@@ -76,7 +78,7 @@ class Refused(Exception):
 
 def report(error: ConfigError) -> str:
     """Return the lines to print, which `errors_of` can parse."""
-    return "".join(f"{PREFIX}{each}\n" for each in error.errors)
+    return "".join(f"{PREFIX}{entry}\n" for entry in error.errors)
 
 
 def exit_with(error: ConfigError) -> NoReturn:
@@ -92,15 +94,17 @@ def exit_with(error: ConfigError) -> NoReturn:
     raise SystemExit(EXIT_CONFIG)
 
 
-def errors_of(text: object) -> list[Error]:
+def errors_of(problem: object) -> list[Error]:
     """Return the errors of a ConfigError, or one error per line of a text or of another exception.
 
     The errors of a text or of another exception have no key.
     """
-    if isinstance(text, ConfigError):
-        return text.errors
-    code = "missing" if isinstance(text, FileNotFoundError) else "failed"
-    return [Error(code, "", line.removeprefix(PREFIX)) for line in str(text).splitlines() or [""]]
+    if isinstance(problem, ConfigError):
+        return problem.errors
+    code = "missing" if isinstance(problem, FileNotFoundError) else "failed"
+    return [
+        Error(code, "", line.removeprefix(PREFIX)) for line in str(problem).splitlines() or [""]
+    ]
 
 
 def file_error(error: OSError) -> Error:
@@ -138,19 +142,25 @@ def literal(value: Any) -> str:
     return value if is_plain else f"'{value}'"
 
 
-def mismatch(key: str, value: Any, expected: str, *, as_text: bool) -> Error:
-    """Describe a value that is not `expected`, or that is too large if `expected` is empty.
+def mismatch(key: str, value: Any, expectation: str, *, as_text: bool) -> Error:
+    """Describe a value that does not meet `expectation`, or is too large if that is empty.
 
     `as_text` suggests quotes, if the value would be valid as a string.
     """
-    text = literal(value)
-    if not expected:
-        return Error("value", f"{key}={text}", "is too large", f"{MAX_INTEGER:,} at most")
-    if expected.startswith("[") and ", ...]" in expected and not isinstance(value, list | dict):
-        return Error("value", f"{key}={text}", f"must be {expected}", f"write {key}=[{text}]")
+    value_text = literal(value)
+    if not expectation:
+        return Error("value", f"{key}={value_text}", "is too large", f"{MAX_INTEGER:,} at most")
+    if (
+        expectation.startswith("[")
+        and ", ...]" in expectation
+        and not isinstance(value, list | dict)
+    ):
+        return Error(
+            "value", f"{key}={value_text}", f"must be {expectation}", f"write {key}=[{value_text}]"
+        )
     return Error(
         "value",
-        f"{key}={text}",
-        f"must be {expected}",
-        f"write \"{key}='{text}'\"" if as_text else "",
+        f"{key}={value_text}",
+        f"must be {expectation}",
+        f"write \"{key}='{value_text}'\"" if as_text else "",
     )

@@ -94,9 +94,9 @@ def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -
 
     Raises ConfigError.
     """
-    planned = plan(overrides, source, **settings)
-    check_called(planned.configs)
-    return planned
+    job_plan = plan(overrides, source, **settings)
+    check_called(job_plan.configs)
+    return job_plan
 
 
 def check_called(configs: Sequence[Config]) -> None:
@@ -116,45 +116,47 @@ def plan(
     *,
     is_multirun: bool = False,
     is_benchmark: bool = False,
-    saved: Config | None = None,
+    saved_config: Config | None = None,
 ) -> Plan:
     """Compose and check the jobs of some overrides.
 
-    For a search, these are points at the ends of its intervals. Overrides change the `saved`
-    configuration if there is one. Raises ConfigError with the errors of all jobs.
+    For a search, these are points at the ends of its intervals. Overrides change `saved_config` if
+    there is one. Raises ConfigError with the errors of all jobs.
     """
-    command = Command(source, groups(*source.folders), is_multirun, saved, {})
+    command = Command(source, groups(*source.folders), is_multirun, saved_config, {})
     errors: list[Error] = []
-    typed: list[tuple[Override, list[str]]] = []
-    for text in overrides:
+    override_values: list[tuple[Override, list[str]]] = []
+    for line in overrides:
         try:
-            override = parse_override(text)
-            if misplaced := override_errors.misplacement(
+            override = parse_override(line)
+            if misplacement := override_errors.misplacement(
                 override, is_multirun=is_multirun, is_benchmark=is_benchmark
             ):
-                errors.append(misplaced)
+                errors.append(misplacement)
             else:
-                typed.append((override, sweep_space.values_of(override, command.options)))
+                override_values.append((override, sweep_space.values_of(override, command.options)))
         except HydraException:
-            errors.append(typed_text.syntax_error(text))
+            errors.append(typed_text.syntax_error(line))
         except ConfigError as error:
             errors += error.errors
     intervals = [
-        (override, texts)
-        for override, texts in typed
+        (override, lines)
+        for override, lines in override_values
         if isinstance(override.value(), IntervalSweep)
     ]
     jobs: list[Job] = []
-    for number, texts in enumerate(sweep_space.combinations(typed)):
+    for number, lines in enumerate(sweep_space.combinations(override_values)):
         if number >= MAX_CHECKED and (errors or jobs[0].config.search is not None):
             break
         try:
-            jobs.append(_job(texts, number, command))
+            jobs.append(_job(lines, number, command))
             job_errors = _sweep_errors(jobs[-1].config, jobs[0].config, command)
         except ConfigError as error:
             job_errors = error.errors
         errors += [
-            error for error in job_errors if error.key not in {known.key for known in errors}
+            error
+            for error in job_errors
+            if error.key not in {reported_error.key for reported_error in errors}
         ]
     if intervals and jobs and jobs[0].config.search is None:
         interval, ends = intervals[0]
@@ -164,13 +166,15 @@ def plan(
     return Plan(jobs)
 
 
-def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error]:
-    different = [
-        name for name in names(*SAME_FOR_ALL_JOBS) if getattr(config, name) != getattr(first, name)
+def _sweep_errors(config: Config, first_config: Config, command: Command) -> list[Error]:
+    unequal_keys = [
+        key
+        for key in names(*SAME_FOR_ALL_JOBS)
+        if getattr(config, key) != getattr(first_config, key)
     ]
-    if different:
+    if unequal_keys:
         problem = "differs between the jobs of a sweep, which share it"
-        return [Error("conflict", different[0], problem, "choose one experiment")]
+        return [Error("conflict", unequal_keys[0], problem, "choose one experiment")]
     # A trial of a search keeps the section.
     may_search = command.is_multirun or command.saved is not None
     if config.search is not None and not may_search:
@@ -188,16 +192,16 @@ def _sweep_errors(config: Config, first: Config, command: Command) -> list[Error
     return []
 
 
-def _job(texts: Sequence[str], number: int, command: Command) -> Job:
+def _job(overrides: Sequence[str], number: int, command: Command) -> Job:
     """Compose and check one job of a command.
 
     Raises ConfigError with all its errors.
     """
-    cfg, errors = _compose(texts, command)
+    cfg, errors = _compose(overrides, command)
     config = None
     root = subdir = ""
     try:
-        root, subdir = hydra_job.begin(cfg, texts, number, is_multirun=command.is_multirun)
+        root, subdir = hydra_job.begin(cfg, overrides, number, is_multirun=command.is_multirun)
     except ConfigError as error:
         errors += error.errors
     errors += override_errors.unused_settings(cfg)
@@ -211,26 +215,28 @@ def _job(texts: Sequence[str], number: int, command: Command) -> Job:
         errors += error.errors
     if config is None or errors:
         raise ConfigError(*errors)
-    return Job(tuple(texts), config, root, subdir, None if command.is_multirun else cfg)
+    return Job(tuple(overrides), config, root, subdir, None if command.is_multirun else cfg)
 
 
-def compose_trial(texts: Sequence[str], number: int, source: Source) -> Job:
+def compose_trial(overrides: Sequence[str], number: int, source: Source) -> Job:
     """Compose and check a trial of a sweep.
 
     Raises ConfigError with all its errors.
     """
-    return _job(texts, number, Command(source, groups(*source.folders), True, None, {}))
+    return _job(overrides, number, Command(source, groups(*source.folders), True, None, {}))
 
 
-def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[Error]]:
+def _compose(overrides: Sequence[str], command: Command) -> tuple[DictConfig, list[Error]]:
     """Return the composed configuration, and the errors of overrides that cannot be applied.
 
     Raises ConfigError for an experiment or a debug option that Hydra refuses, and if nothing can be
     composed.
     """
-    overrides = [parse_override(text) for text in texts]
-    choices = [override for override in overrides if _is_choice(override, texts, command)]
-    values = [override for override in overrides if override not in choices]
+    parsed_overrides = [parse_override(line) for line in overrides]
+    choices = [
+        override for override in parsed_overrides if _is_choice(override, overrides, command)
+    ]
+    values = [override for override in parsed_overrides if override not in choices]
     cfg, errors = _compose_choices(choices, command)
     hydra = cfg.hydra
     if command.saved is not None:
@@ -245,7 +251,9 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
         with open_dict(cfg):
             cfg.hydra = hydra
     elif not errors and not refusals:
-        cfg = drop_replaced_parameters(cfg, texts, partial(compose_config, source=command.source))
+        cfg = drop_replaced_parameters(
+            cfg, overrides, partial(compose_config, source=command.source)
+        )
     # Refusals are described last, because other overrides may have changed a `_target_` and with it
     # the legal names.
     errors += [
@@ -255,7 +263,7 @@ def _compose(texts: Sequence[str], command: Command) -> tuple[DictConfig, list[E
     return cfg, errors
 
 
-def _is_choice(override: Override, texts: Sequence[str], command: Command) -> bool:
+def _is_choice(override: Override, overrides: Sequence[str], command: Command) -> bool:
     """Return whether an override chooses an option, or is one of Hydra's own settings."""
     key = override.key_or_group
     if override.is_hydra_override():
@@ -264,7 +272,7 @@ def _is_choice(override: Override, texts: Sequence[str], command: Command) -> bo
         return False
     if key in command.options:
         return True
-    return "." not in key and key not in fields(Config) and is_group(key, texts, command.source)
+    return "." not in key and key not in fields(Config) and is_group(key, overrides, command.source)
 
 
 def _compose_choices(
@@ -275,17 +283,17 @@ def _compose_choices(
     Returns also the errors of the refused choices. Raises ConfigError if Hydra refuses an
     experiment or a debug option, or if nothing can be composed.
     """
-    texts = tuple(override.input_line or "" for override in choices)
-    if texts not in command.compositions:
-        command.compositions[texts] = _compose_accepted(texts, command)
-    cfg, errors = command.compositions[texts]
+    lines = tuple(override.input_line or "" for override in choices)
+    if lines not in command.compositions:
+        command.compositions[lines] = _compose_accepted(lines, command)
+    cfg, errors = command.compositions[lines]
     if cfg is None:
         raise ConfigError(*errors)
     return copy.deepcopy(cfg), list(errors)
 
 
 def _compose_accepted(
-    texts: Sequence[str], command: Command
+    lines: Sequence[str], command: Command
 ) -> tuple[DictConfig | None, list[Error]]:
     """Compose choices together, or one after the other if Hydra refuses them.
 
@@ -294,24 +302,24 @@ def _compose_accepted(
     """
     compose = partial(compose_config, source=command.source, with_hydra=True)
     with contextlib.suppress(*REFUSALS):
-        return compose(texts), []
-    accepted: list[str] = []
+        return compose(lines), []
+    accepted_lines: list[str] = []
     errors: list[Error] = []
     is_complete = True
-    for text in texts:
+    for line in lines:
         try:
-            compose([*accepted, text])
-            accepted.append(text)
+            compose([*accepted_lines, line])
+            accepted_lines.append(line)
         except REFUSALS as error:
-            is_complete = is_complete and parse_override(text).key_or_group not in LAST
-            errors.append(_choice_error(text, error, command.options))
+            is_complete = is_complete and parse_override(line).key_or_group not in LAST
+            errors.append(_choice_error(line, error, command.options))
     try:
-        return compose(accepted) if is_complete else None, errors
+        return compose(accepted_lines) if is_complete else None, errors
     except REFUSALS as error:
         raise ConfigError(Error("failed", "", one_line(error))) from error
 
 
-def _choice_error(text: str, error: Exception, options: Groups) -> Error:
-    return override_errors.option_error(parse_override(text), options) or Error(
-        "failed", text, f": {one_line(error)}"
+def _choice_error(line: str, error: Exception, options: Groups) -> Error:
+    return override_errors.option_error(parse_override(line), options) or Error(
+        "failed", line, f": {one_line(error)}"
     )

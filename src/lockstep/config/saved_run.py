@@ -40,15 +40,15 @@ SELECTING = (
 )
 
 
-def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
+def run_to_resume(override_lines: Sequence[str]) -> RunFolder | None:
     """Return the run that the override `resume=` names, or None without this override.
 
     Raises ConfigError if there is no such run.
     """
-    name = None
-    for text in texts:
+    run_name = None
+    for line in override_lines:
         try:
-            override = parse_override(text)
+            override = parse_override(line)
         except HydraException:
             continue  # The check reports it.
         if (
@@ -56,17 +56,17 @@ def run_to_resume(texts: Sequence[str]) -> RunFolder | None:
             and not override.is_delete()
             and not override.is_sweep_override()
         ):
-            name = OmegaConf.create({"resume": override.value()}).resume
-    if name is None:
+            run_name = OmegaConf.create({"resume": override.value()}).resume
+    if run_name is None:
         return None
     try:
-        return naming.find(str(name))
+        return naming.find(str(run_name))
     except FileNotFoundError as error:
         raise ConfigError(Error("missing", "", f"resume={error}")) from error
 
 
 def check_resume(
-    folder: RunFolder, texts: Sequence[str], source: Source, *, is_trusted: bool
+    folder: RunFolder, override_lines: Sequence[str], source: Source, *, is_trusted: bool
 ) -> Job:
     """Check the run in `folder`, as these overrides change it, before it is resumed.
 
@@ -76,15 +76,15 @@ def check_resume(
         permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
     except PermissionError as error:
         raise ConfigError(file_error(error).within("resume")) from error
-    saved = config_file.load(folder.config)
-    trust.check(folder, saved, source, texts, is_trusted=is_trusted)
+    saved_config = config_file.load(folder.config)
+    trust.check(folder, saved_config, source, override_lines, is_trusted=is_trusted)
     try:
-        job = change_run(folder, saved, texts, source)
+        job = change_run(folder, saved_config, override_lines, source)
     except ConfigError as error:
-        before, path = config_file.other_version(folder), display_path(folder.path)
+        version, path = config_file.other_version(folder), display_path(folder.path)
         advice = (
-            [Error("changed", path, f"was trained by {before}", "resume with that version")]
-            if before
+            [Error("changed", path, f"was trained by {version}", "resume with that version")]
+            if version
             else []
         )
         raise ConfigError(*error.errors, *advice) from error
@@ -103,39 +103,45 @@ def check_resume(
     return job
 
 
-def change_run(folder: RunFolder, saved: Config, texts: Sequence[str], source: Source) -> Job:
+def change_run(
+    folder: RunFolder, saved_config: Config, override_lines: Sequence[str], source: Source
+) -> Job:
     """Apply overrides to the saved configuration of a run, and find its data.
 
     Raises ConfigError for overrides that would make it another run, and for all other errors.
     """
-    (job,) = overrides.plan(texts, source, saved=saved).jobs
+    (job,) = overrides.plan(override_lines, source, saved_config=saved_config).jobs
     return job._replace(config=project.find_data(folder, job.config))
 
 
-def replace_images(saved: Config, texts: Sequence[str]) -> tuple[Config, bool]:
+def replace_images(saved_config: Config, override_lines: Sequence[str]) -> tuple[Config, bool]:
     """Return the configuration with the images that these overrides select.
 
     Also returns whether the overrides select any.
     """
-    known = (
-        set(SELECTING).intersection(saved.data.arguments()) if saved.data.target in OF_FILES else ()
+    selecting_keys = (
+        set(SELECTING).intersection(saved_config.data.arguments())
+        if saved_config.data.target in OF_FILES
+        else ()
     )
     changes: dict[str, Any] = {}
-    for text in texts:
+    for line in override_lines:
         with contextlib.suppress(HydraException):  # The check reports it.
-            override = parse_override(text)
+            override = parse_override(line)
             section, _, key = override.key_or_group.partition(".")
             if (
                 section == "data"
-                and key in known
+                and key in selecting_keys
                 and not (override.is_sweep_override() or override.is_delete())
             ):
                 changes[key] = override.value()
-    return saved.model_copy(update={"data": saved.data.model_copy(update=changes)}), bool(changes)
+    return saved_config.model_copy(
+        update={"data": saved_config.data.model_copy(update=changes)}
+    ), bool(changes)
 
 
 def adapt_to_machine(
-    saved: Config,
+    saved_config: Config,
     *,
     devices: int | list[int] | None,
     strategy: str | None,
@@ -148,13 +154,13 @@ def adapt_to_machine(
     checked. If a launcher started this process, `world` describes its processes, which are the
     workers.
     """
-    strategy = strategy or saved.strategy.name
+    strategy = strategy or saved_config.strategy.name
     trainer: dict[str, Any] = {
         "graph": "auto",
-        "precision": precision or evaluation_precision(saved),
+        "precision": precision or evaluation_precision(saved_config),
     }
-    if devices is not None or world is not None or saved.trainer.num_nodes > 1:
-        default = saved.trainer.devices if world is None else "auto"
+    if devices is not None or world is not None or saved_config.trainer.num_nodes > 1:
+        default = saved_config.trainer.devices if world is None else "auto"
         count = devices if isinstance(devices, int) else len(devices or ())
         num_nodes = max(1, world.world_size // count) if world is not None and count else 1
         trainer |= {
@@ -164,20 +170,20 @@ def adapt_to_machine(
         }
     # The saved network interface belongs to the machines that trained the run.
     update = {"name": strategy, "interface": None}
-    return saved.model_copy(
+    return saved_config.model_copy(
         update={
-            "trainer": saved.trainer.model_copy(update=trainer),
-            "strategy": saved.strategy.model_copy(update=update),
+            "trainer": saved_config.trainer.model_copy(update=trainer),
+            "strategy": saved_config.strategy.model_copy(update=update),
         }
     )
 
 
-def evaluation_precision(saved: Config) -> str:
+def evaluation_precision(saved_config: Config) -> str:
     """Return the precision for everything that follows a training.
 
     It is the same on every machine, and keeps all bits of the weights.
     """
-    return "float64" if saved.trainer.precision == "float64" else "float32"
+    return "float64" if saved_config.trainer.precision == "float64" else "float32"
 
 
 def progress(folder: RunFolder) -> tuple[int, int]:

@@ -35,5 +35,5 @@ def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
     # This is the position of each image within its class.
     place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
-    drawn = by_class.repeat_interleave(size // count + (place < size % count))
-    return drawn[torch.randperm(len(drawn), generator=source)]
+    positions = by_class.repeat_interleave(size // count + (place < size % count))
+    return positions[torch.randperm(len(positions), generator=source)]

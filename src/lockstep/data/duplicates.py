@@ -65,18 +65,18 @@ class Duplicates(NamedTuple):
     @property
     def text(self) -> str:
         """Return the first images with their splits, and with their targets if these differ."""
-        shown = self.images[:MAX_IMAGES_NAMED]
-        texts = [
-            f"{each.split}: {each.name}{f' ({each.target})' if self.has_targets else ''}"
-            for each in shown
+        images = self.images[:MAX_IMAGES_NAMED]
+        descriptions = [
+            f"{image.split}: {image.name}{f' ({image.target})' if self.has_targets else ''}"
+            for image in images
         ]
-        texts += (
-            [f"{len(self.images) - len(shown):,} more"] if len(self.images) > len(shown) else []
+        descriptions += (
+            [f"{len(self.images) - len(images):,} more"] if len(self.images) > len(images) else []
         )
-        first = f"{texts[0]} {'~' if self.distance else '='} {texts[1]}"
-        text = (" = " if self.is_equal else " ~ ").join([first, *texts[2:]])
+        pair = f"{descriptions[0]} {'~' if self.distance else '='} {descriptions[1]}"
+        line = (" = " if self.is_equal else " ~ ").join([pair, *descriptions[2:]])
         return (
-            text
+            line
             + f", distance {self.distance:.4f}" * bool(self.distance)
             + f" ({self.fold})" * bool(self.fold)
         )
@@ -99,46 +99,53 @@ def find_duplicates(
         for targets in inspection.targets.values()
     )
     images = [*_readable(inspection, is_class=is_class)]
-    firsts, equal = dict[bytes, int](), list[Pair]()
+    originals, equal_pairs = dict[bytes, int](), list[Pair]()
     for number, image in enumerate(images):
-        if (first := firsts.setdefault(image.seen.digest, number)) != number:
-            equal.append(Pair(0.0, first, number))
+        if (original := originals.setdefault(image.seen.digest, number)) != number:
+            equal_pairs.append(Pair(0.0, original, number))
     thumbnails = {
-        n: found for n in firsts.values() if (found := images[n].seen.thumbnail) is not None
+        n: thumbnail
+        for n in originals.values()
+        if (thumbnail := images[n].seen.thumbnail) is not None
     }
-    numbers, near = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
-    near = [
+    numbers, similar_pairs = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
+    similar_pairs = [
         Pair(max(distance, MIN_DISTANCE), numbers[first], numbers[second])
-        for distance, first, second in near
+        for distance, first, second in similar_pairs
     ]
-    bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in near]
-    pairs = [*equal, *(pair for pair, one, other in bursts if one is None or one != other)]
-    views = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
+    bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in similar_pairs]
+    pairs = [
+        *equal_pairs,
+        *(pair for pair, burst, other_burst in bursts if burst is None or burst != other_burst),
+    ]
+    fold_splits = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
     duplicates = [
-        _duplicates(chain, images, views, is_class=is_class)
+        _duplicates(chain, images, fold_splits, is_class=is_class)
         for chain in _chains(pairs, len(images))
     ]
-    return sorted(duplicates, key=lambda each: (not each.kinds, each.distance))
+    return sorted(duplicates, key=lambda cluster: (not cluster.kinds, cluster.distance))
 
 
 def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
-    names = inspection.splits.class_names
-    for split, part in inspection.splits.parts.items():
+    class_names = inspection.splits.class_names
+    for split, images in inspection.splits.parts.items():
         targets = iter(inspection.targets[split].tolist())
-        for position, (name, seen) in enumerate(
-            zip(part.names, inspection.seen[split], strict=True)
+        for position, (name, result) in enumerate(
+            zip(images.names, inspection.seen[split], strict=True)
         ):
-            if seen.errors and makes_targets(part.pixels):
+            if result.errors and makes_targets(images.pixels):
                 continue  # Such a sample has no target.
             value = next(targets)
-            target = names[value] if is_class and 0 <= value < len(names) else str(value)
-            burst = None if part.groups is None else (str(part.groups[position]), split, target)
-            if not seen.errors:
-                yield Duplicate(split, str(name), target, (split, position), seen, burst)
+            target = (
+                class_names[value] if is_class and 0 <= value < len(class_names) else str(value)
+            )
+            burst = None if images.groups is None else (str(images.groups[position]), split, target)
+            if not result.errors:
+                yield Duplicate(split, str(name), target, (split, position), result, burst)
 
 
 def _splits_of(splits: Splits) -> dict[str, str]:
-    return {str(name): split for split, part in splits.parts.items() for name in part.names}
+    return {str(name): split for split, images in splits.parts.items() for name in images.names}
 
 
 def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
@@ -157,29 +164,34 @@ def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
 def _duplicates(
     pairs: Sequence[Pair],
     images: Sequence[Duplicate],
-    views: Mapping[str, Mapping[str, str]],
+    fold_splits: Mapping[str, Mapping[str, str]],
     *,
     is_class: bool,
 ) -> Duplicates:
-    placed = {number: images[number] for pair in pairs for number in pair[1:]}
-    found = {"": placed}
-    for fold, splits in views.items():
-        found[fold] = {
-            number: image._replace(split=splits[image.name]) for number, image in placed.items()
+    members = {number: images[number] for pair in pairs for number in pair[1:]}
+    members_by_fold = {"": members}
+    for fold, splits in fold_splits.items():
+        members_by_fold[fold] = {
+            number: image._replace(split=splits[image.name]) for number, image in members.items()
         }
     leaks = [
         (fold, pair)
-        for fold, at in found.items()
+        for fold, fold_members in members_by_fold.items()
         for pair in pairs
-        if at[pair[1]].split != at[pair[2]].split
+        if fold_members[pair[1]].split != fold_members[pair[2]].split
     ]
-    opposed = [
+    contradictions = [
         ("", pair)
         for pair in pairs
-        if is_class and placed[pair[1]].target != placed[pair[2]].target
+        if is_class and members[pair[1]].target != members[pair[2]].target
     ]
-    fold, worst = [*leaks, *opposed, ("", pairs[0])][0]
-    shown = [found[fold][number] for number in dict.fromkeys([*worst[1:], *sorted(placed)])]
+    fold, worst = [*leaks, *contradictions, ("", pairs[0])][0]
+    duplicates = [
+        members_by_fold[fold][number] for number in dict.fromkeys([*worst[1:], *sorted(members)])
+    ]
     return Duplicates(
-        shown, worst.distance, fold, ["leak"] * bool(leaks) + ["contradiction"] * bool(opposed)
+        duplicates,
+        worst.distance,
+        fold,
+        ["leak"] * bool(leaks) + ["contradiction"] * bool(contradictions),
     )

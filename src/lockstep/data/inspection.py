@@ -45,7 +45,9 @@ class Inspection:
     @property
     def broken(self) -> list[str]:
         """Return the errors of the images that cannot be used, one line per file."""
-        lines = [error for seen in self.seen.values() for each in seen for error in each.errors]
+        lines = [
+            error for results in self.seen.values() for result in results for error in result.errors
+        ]
         return list(dict.fromkeys(lines))
 
 
@@ -59,12 +61,12 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     inspection = Inspection(splits, {}, {}, {})
     num_done = 0
     for split, images in splits.parts.items():
-        seen, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
+        results, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
         labelled = inspection.labelled.setdefault(split, [])
-        for name, (each, target) in zip(
+        for name, (result, target) in zip(
             images.names, _inspect_images(images, is_near=is_near), strict=True
         ):
-            seen.append(each)
+            results.append(result)
             labelled += [str(name)] * len(target)
             targets.append(target)
             num_done += 1
@@ -86,8 +88,8 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Te
         except ImageError:
             files = replace(files, view=replace(files.view, size=(1, 1)))
         with files.threads(num_cores()) as threads:
-            seen = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
-            yield from zip(seen, images.targets.split(1), strict=True)
+            results = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
+            yield from zip(results, images.targets.split(1), strict=True)
         return
     for position in torch.arange(len(images)).split(1):
         yield _inspect_pixels(images, is_near, position)

@@ -79,7 +79,7 @@ class ImageData(L.LightningDataModule):
         self.class_names = splits.class_names
         self.mean, self.std = splits.statistics or statistics_of(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
-        parts = splits.parts
+        images_by_split = splits.parts
         self._order = None
         if batching.balance:
             from lockstep.data import balance
@@ -93,15 +93,17 @@ class ImageData(L.LightningDataModule):
         self._num_workers = num_workers
         is_wanted = memory == "device" or (
             memory == "auto"
-            and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
+            and fits_on(
+                device, sum(num_bytes(images.pixels) for images in images_by_split.values())
+            )
         )
-        has_made = any(self._is_made(name) for name in parts)
+        has_made = any(self._is_made(split) for split in images_by_split)
         self.is_on_device = device.type == "cuda" and not has_made and is_wanted
         self._images = {
-            name: ShardDataset(whole(images.pixels, device), images.targets.to(device))
+            split: ShardDataset(whole(images.pixels, device), images.targets.to(device))
             if self.is_on_device
-            else ShardDataset(images.pixels, images.targets, crop if name == "train" else None)
-            for name, images in parts.items()
+            else ShardDataset(images.pixels, images.targets, crop if split == "train" else None)
+            for split, images in images_by_split.items()
         }
         # This checks the samples of a Dataset.
         self.look_at_batch: Callable[[Batch], None] | None = None
@@ -173,7 +175,8 @@ class ImageData(L.LightningDataModule):
         If the device is a GPU, the pixels must be stored on it.
         """
         self._images |= {
-            name: ShardDataset(part, self._images[name].targets) for name, part in pixels.items()
+            split: ShardDataset(split_pixels, self._images[split].targets)
+            for split, split_pixels in pixels.items()
         }
         self.is_on_device, self._num_workers = self._device.type == "cuda", 0
 
@@ -239,7 +242,7 @@ class ImageData(L.LightningDataModule):
         """
         if batch.inputs.device == device:
             return batch
-        inputs, targets = (part.to(device, non_blocking=True) for part in batch[:2])
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in batch[:2])
         return batch._replace(inputs=inputs, targets=targets)
 
     @override
@@ -258,9 +261,11 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
 
     A network must be able to memorize these samples.
     """
-    few = splits.train.head(num_samples)
-    pixels = few.pixels
-    evaluated = (
-        replace(few, pixels=replace(pixels, is_evaluated=True)) if makes_targets(pixels) else few
+    samples = splits.train.head(num_samples)
+    pixels = samples.pixels
+    evaluation_samples = (
+        replace(samples, pixels=replace(pixels, is_evaluated=True))
+        if makes_targets(pixels)
+        else samples
     )
-    return replace(splits, train=few, val=evaluated, test=evaluated)
+    return replace(splits, train=samples, val=evaluation_samples, test=evaluation_samples)

@@ -64,32 +64,33 @@ def near_pairs(
 ) -> list[Pair]:
     """Return the pairs up to a distance of `threshold`, nearest first.
 
-    Each image has at most its `NEAREST` candidates. `show` gets the progress.
+    Each image has at most its `MAX_CANDIDATES` candidates. `show` gets the progress.
     """
     if len(thumbnails) < 2:
         return []
     grey = torch.stack([*thumbnails])
-    found = torch.cat([*_candidates(grey, show)]).sort(1).values.unique(dim=0)
-    used, rows = found.unique(return_inverse=True)
+    candidates = torch.cat([*_candidates(grey, show)]).sort(1).values.unique(dim=0)
+    positions, rows = candidates.unique(return_inverse=True)
     # Distances are rounded, because their last bits depend on the machine.
-    distances = [round(distance, 4) for distance in _distances(grey[used], rows).tolist()]
-    pairs = zip(distances, found.tolist(), strict=True)
+    distances = [round(distance, 4) for distance in _distances(grey[positions], rows).tolist()]
+    pairs = zip(distances, candidates.tolist(), strict=True)
     return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
 def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
     """Yield position pairs (n, 2) of each image and its nearest images, by coarse distance."""
-    parts = [[*_vectors(part, COARSE, 8)] for part in grey.split(BLOCK)]
-    crops = [torch.cat(part) for part in zip(*parts, strict=True)]
+    block_vectors = [[*_vectors(block, COARSE, 8)] for block in grey.split(BLOCK)]
+    crops = [torch.cat(vectors) for vectors in zip(*block_vectors, strict=True)]
     for start in range(0, len(grey), BLOCK):
         show(start, len(grey))
-        whole = crops[0][start : start + BLOCK]
-        similar = whole @ crops[0].T
-        product = torch.empty_like(similar)  # Allocating its pages costs as much as the product.
+        images = crops[0][start : start + BLOCK]
+        similarities = images @ crops[0].T
+        # Allocating its pages costs as much as the product.
+        product = torch.empty_like(similarities)
         for crop in crops[1:]:
-            torch.maximum(similar, torch.mm(whole, crop.T, out=product), out=similar)
-        similar.diagonal(start).fill_(-1)
-        values, columns = similar.topk(min(MAX_CANDIDATES, len(grey) - 1))
+            torch.maximum(similarities, torch.mm(images, crop.T, out=product), out=similarities)
+        similarities.diagonal(start).fill_(-1)
+        values, columns = similarities.topk(min(MAX_CANDIDATES, len(grey) - 1))
         rows, places = (values >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
         yield torch.stack([rows + start, columns[rows, places]], 1)
 
@@ -99,15 +100,15 @@ def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
 
     The crops of each image are made only once.
     """
-    parts = grey.split(BLOCK)
-    whole = torch.cat([next(_vectors(part, FINE, 16, SHARPNESS)) for part in parts])
-    nearest = torch.full((len(pairs),), -1.0)
-    for number, part in enumerate(parts):
+    blocks = grey.split(BLOCK)
+    images = torch.cat([next(_vectors(block, FINE, 16, SHARPNESS)) for block in blocks])
+    similarities = torch.full((len(pairs),), -1.0)
+    for number, block in enumerate(blocks):
         rows, sides = (pairs // BLOCK == number).nonzero(as_tuple=True)
-        cropped, others = pairs[rows, sides] % BLOCK, whole[pairs[rows, 1 - sides]]
-        for crop in _vectors(part, FINE, 16, SHARPNESS):
-            nearest.scatter_reduce_(0, rows, (others * crop[cropped]).sum(1), "amax")
-    return (1 - nearest).clamp(min=0)
+        positions, partners = pairs[rows, sides] % BLOCK, images[pairs[rows, 1 - sides]]
+        for crop in _vectors(block, FINE, 16, SHARPNESS):
+            similarities.scatter_reduce_(0, rows, (partners * crop[positions]).sum(1), "amax")
+    return (1 - similarities).clamp(min=0)
 
 
 def _vectors(

@@ -139,12 +139,12 @@ class GlobalBatches(Sampler[ShardIndices]):
         for micro_step in range(start, self.num_batches):
             shard = self._shard(epoch, micro_step)
             batch = order[shard.step * self.global_batch_size :][: shard.group_size]
-            chosen = (
+            indices = (
                 batch[positions(shard, with_partner=True)]
                 if self.with_partner
                 else batch[shard.lo : shard.hi]
             )
-            yield ShardIndices(chosen, shard)
+            yield ShardIndices(indices, shard)
 
     def _shard(self, epoch: int, micro_step: int) -> Shard:
         """Return the shard of a micro-batch.
@@ -154,9 +154,9 @@ class GlobalBatches(Sampler[ShardIndices]):
         step, number = divmod(micro_step, self.accumulate_grad_batches)
         num_left = self.num_epoch_samples - step * self.global_batch_size
         is_last_step = step == (self.num_batches - 1) // self.accumulate_grad_batches
-        first = number * self.micro_batch_size
-        size = num_left - first if micro_step == self.num_batches - 1 else self.micro_batch_size
-        lo, hi = (first + end for end in interval(size, self.worker_weights, self.rank))
+        start = number * self.micro_batch_size
+        size = num_left - start if micro_step == self.num_batches - 1 else self.micro_batch_size
+        lo, hi = (start + end for end in interval(size, self.worker_weights, self.rank))
         group_size = num_left if is_last_step else self.global_batch_size
         offset = None if self.order is None else step * self.global_batch_size
         return Shard(epoch, step, micro_step, size, lo, hi, group_size, offset)

@@ -64,8 +64,8 @@ class ImageError(ValueError):
 
 def shorten_lines(lines: Sequence[str]) -> str:
     """Keep the first ten lines, and add a line with the number of the others."""
-    more = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
-    return "\n".join([*lines[:10], *more])
+    suffix = [f"... and {len(lines) - 10} more"] if len(lines) > 10 else []
+    return "\n".join([*lines[:10], *suffix])
 
 
 def makes_targets(pixels: Pixels) -> TypeGuard[Any]:
@@ -115,8 +115,10 @@ class Images:
     def __post_init__(self) -> None:
         problem = ""
         if not isinstance(self.pixels, Tensor) and not hasattr(self.pixels, "is_streamed"):
-            name = type(self.pixels).__name__
-            problem = f"({name}) are not a tensor: give one, or a torch Dataset to data=dataset"
+            type_name = type(self.pixels).__name__
+            problem = (
+                f"({type_name}) are not a tensor: give one, or a torch Dataset to data=dataset"
+            )
         elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
             problem = (
                 f"are {str(self.dtype).removeprefix('torch.')}: "
@@ -136,8 +138,8 @@ class Images:
         if self.groups is not None:
             counts["groups"] = len(self.groups)
         if len(set(counts.values())) > 1:
-            text = ", ".join(f"{count} {what}" for what, count in counts.items())
-            raise ValueError(f"Images: there are {text}: give one of each for every image.")
+            listing = ", ".join(f"{count} {field}" for field, count in counts.items())
+            raise ValueError(f"Images: there are {listing}: give one of each for every image.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -221,27 +223,29 @@ class Splits:
         return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
-def describe_counts(names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
+def describe_counts(class_names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
     """List the number of images of each class, or the range if there are many classes.
 
     With `balance`, the number of images in an epoch is added.
     """
-    texts = [f"{count:,}" for count in counts]
+    entries = [f"{count:,}" for count in counts]
     if balance:
         from lockstep.data.balance import sizes_of
 
-        texts = [
-            f"{text} -> {size:,}"
-            for text, size in zip(texts, sizes_of(counts, balance), strict=True)
+        entries = [
+            f"{entry} -> {size:,}"
+            for entry, size in zip(entries, sizes_of(counts, balance), strict=True)
         ]
-    every = ", ".join(f"{name}: {text}" for name, text in zip(names, texts, strict=True))
-    if len(every) > MAX_CHARACTERS:
+    listing = ", ".join(
+        f"{name}: {entry}" for name, entry in zip(class_names, entries, strict=True)
+    )
+    if len(listing) > MAX_CHARACTERS:
         ends = [counts.index(end(counts)) for end in (min, max)]
-        every = (
-            f"{len(names):,} classes: "
-            f"{' to '.join(f'{texts[number]} ({names[number]})' for number in ends)}"
+        listing = (
+            f"{len(class_names):,} classes: "
+            f"{' to '.join(f'{entries[number]} ({class_names[number]})' for number in ends)}"
         )
-    return every + (f" in an epoch, data.balance={balance:g}" if balance else "")
+    return listing + (f" in an epoch, data.balance={balance:g}" if balance else "")
 
 
 def describe_groups(splits: Splits) -> str:
@@ -249,9 +253,13 @@ def describe_groups(splits: Splits) -> str:
 
     The text is empty if there are no groups.
     """
-    counts = {name: (part.num_groups, len(part)) for name, part in splits.parts.items()}
+    counts = {split: (images.num_groups, len(images)) for split, images in splits.parts.items()}
     return ", ".join(
-        [f"{name} {of:,} (images: {images:,})" for name, (of, images) in counts.items() if of]
+        [
+            f"{split} {num_groups:,} (images: {num_images:,})"
+            for split, (num_groups, num_images) in counts.items()
+            if num_groups
+        ]
     )
 
 
@@ -309,10 +317,10 @@ def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
 def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
     if sizes[-1] < 1 or sum(fractions.values()) >= 1:
         settings = " and ".join(
-            f"data.{name}_fraction={fraction}" for name, fraction in fractions.items()
+            f"data.{split}_fraction={fraction}" for split, fraction in fractions.items()
         )
         raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
-    for (name, fraction), size in zip(fractions.items(), sizes, strict=False):
+    for (split, fraction), size in zip(fractions.items(), sizes, strict=False):
         if size < 1:
             problem = f"makes a split of {size}: leave at least one image in every split."
-            raise ValueError(f"data.{name}_fraction={fraction} of {images} {problem}")
+            raise ValueError(f"data.{split}_fraction={fraction} of {images} {problem}")

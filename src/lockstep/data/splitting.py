@@ -45,61 +45,63 @@ class Unsplit:
         draws = name_draws(self.names if self.groups is None else self.groups, self.seed)
         return np.unique(draws, return_inverse=True)[1]
 
-    def recorded_parts(self, parts: Sequence[str]) -> Rows:
-        """Return the number of the part in which each image or its group was kept (N,).
+    def recorded_parts(self, splits: Sequence[str]) -> Rows:
+        """Return the number of the split in which each image or its group was kept (N,).
 
-        The number is -1 for new images. Splits that are not among the parts, and groups that were
-        in several splits, count as the last part.
+        The number is -1 for new images. Splits that are not in `splits`, and groups that were in
+        several splits, count as the last one.
         """
         if self.kept is None:
             return np.full(len(self.names), -1)
-        numbers = {None: -1} | {part: number for number, part in enumerate(parts)}
-        known = np.array(
-            [numbers.get(self.kept.get(name), len(parts) - 1) for name in self.names], np.int64
+        numbers = {None: -1} | {split: number for number, split in enumerate(splits)}
+        earlier_splits = np.array(
+            [numbers.get(self.kept.get(name), len(splits) - 1) for name in self.names], np.int64
         )
-        of_units = np.full(self.units.max() + 1, -1)
-        np.maximum.at(of_units, self.units, known)
-        return np.where(known < 0, of_units[self.units], known)
+        unit_splits = np.full(self.units.max() + 1, -1)
+        np.maximum.at(unit_splits, self.units, earlier_splits)
+        return np.where(earlier_splits < 0, unit_splits[self.units], earlier_splits)
 
 
 def split_images(
-    images: Unsplit, fractions: Mapping[str, float], tested: Fold | Mask | None = None
+    images: Unsplit, fractions: Mapping[str, float], test_split: Fold | Mask | None = None
 ) -> dict[str, Rows]:
     """Split positions into one sorted split for each of `fractions`, and "train" for the rest.
 
-    `tested` is the split "test", if it is given. Each class has its fractions up to one image, if
-    one image remains for training. A class with three images or more is in every split. Groups are
-    not divided, and come as close to these numbers as possible. Images of the same name are in the
-    same split. The order of the images does not matter. Raises ValueError for an empty split, and
-    for a class with fewer images or groups than folds.
+    `test_split` is the split "test", if it is given. Each class has its fractions up to one image,
+    if one image remains for training. A class with three images or more is in every split. Groups
+    are not divided, and come as close to these numbers as possible. Images of the same name are in
+    the same split. The order of the images does not matter. Raises ValueError for an empty split,
+    and for a class with fewer images or groups than folds.
     """
-    parts, rest = dict[str, Rows](), np.arange(len(images.names))
-    if tested is not None:
-        known = images.recorded_parts(["test", "train"])
-        is_tested = np.where(
-            known < 0,
-            _fold_mask(images, tested) if isinstance(tested, Fold) else tested,
-            known == 0,
+    splits, rest = dict[str, Rows](), np.arange(len(images.names))
+    if test_split is not None:
+        earlier_splits = images.recorded_parts(["test", "train"])
+        is_test = np.where(
+            earlier_splits < 0,
+            _fold_mask(images, test_split) if isinstance(test_split, Fold) else test_split,
+            earlier_splits == 0,
         )
-        parts["test"], rest = np.flatnonzero(is_tested), np.flatnonzero(~is_tested)
-        fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
+        splits["test"], rest = np.flatnonzero(is_test), np.flatnonzero(~is_test)
+        fractions = {split: fraction for split, fraction in fractions.items() if split != "test"}
         images = images.take(rest)
     if not fractions:
-        return parts | {"train": rest}
-    every = np.array([*fractions.values(), 1 - sum(fractions.values())])
-    known = images.recorded_parts([*fractions, "train"])
+        return splits | {"train": rest}
+    all_fractions = np.array([*fractions.values(), 1 - sum(fractions.values())])
+    earlier_splits = images.recorded_parts([*fractions, "train"])
     if images.groups is None:
-        found = _split_by_hash(images, every, known)
+        split_numbers = _split_by_hash(images, all_fractions, earlier_splits)
     else:
         from lockstep.data.group_splitting import deal_groups
 
-        found = deal_groups(images.units, images.classes, every, known)
-    text = f"{len(rest)} images" + (
+        split_numbers = deal_groups(images.units, images.classes, all_fractions, earlier_splits)
+    description = f"{len(rest)} images" + (
         f" in {len({*images.groups})} groups" if images.groups is not None else ""
     )
-    refuse_empty(text, fractions, np.bincount(found, minlength=len(every)).tolist())
-    return parts | {
-        name: rest[found == number] for number, name in enumerate([*fractions, "train"])
+    refuse_empty(
+        description, fractions, np.bincount(split_numbers, minlength=len(all_fractions)).tolist()
+    )
+    return splits | {
+        split: rest[split_numbers == number] for number, split in enumerate([*fractions, "train"])
     }
 
 
@@ -117,11 +119,11 @@ def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:
 
     Training keeps at least one image. With three images or more, each split gets at least one.
     """
-    sizes, left = list[int](), count - 1
+    sizes, num_left = list[int](), count - 1
     for number, fraction in enumerate(fractions, 1):
-        most = max(left - (len(fractions) - number), min(left, 1))
-        sizes.append(min(max(1, round(count * fraction)), most))
-        left -= sizes[-1]
+        max_size = max(num_left - (len(fractions) - number), min(num_left, 1))
+        sizes.append(min(max(1, round(count * fraction)), max_size))
+        num_left -= sizes[-1]
     return sizes
 
 
@@ -134,41 +136,44 @@ def _fold_mask(images: Unsplit, fold: Fold) -> Mask:
     kinds, labels = np.unique(images.classes, return_inverse=True)
     fewest = np.bincount(np.unique(images.units * len(kinds) + labels) % len(kinds)).min()
     if fewest < fold.num_folds and images.kept is None:
-        what = "images" if images.groups is None else "groups"
-        problem = f"needs as many {what} of each class, and the smallest has {fewest}"
+        noun = "images" if images.groups is None else "groups"
+        problem = f"needs as many {noun} of each class, and the smallest has {fewest}"
         raise ValueError(f"data.folds={fold.num_folds} {problem}: use fewer folds, or add images.")
     if images.groups is None:
         by_class = np.argsort(_unit_classes(images), kind="stable")
         return np.isin(images.units, by_class[fold.number :: fold.num_folds])
-    equal = np.full(fold.num_folds, 1 / fold.num_folds)
+    fractions = np.full(fold.num_folds, 1 / fold.num_folds)
     from lockstep.data.group_splitting import deal_groups
 
-    return deal_groups(images.units, images.classes, equal, np.full(len(labels), -1)) == fold.number
+    return (
+        deal_groups(images.units, images.classes, fractions, np.full(len(labels), -1))
+        == fold.number
+    )
 
 
 def _unit_classes(images: Unsplit) -> Rows:
     """Return the class of each unit, or the lowest if a list repeats an image with several."""
-    found = np.full(images.units.max() + 1, images.classes.max())
-    np.minimum.at(found, images.units, images.classes)
-    return found
+    classes = np.full(images.units.max() + 1, images.classes.max())
+    np.minimum.at(classes, images.units, images.classes)
+    return classes
 
 
-def _split_by_hash(images: Unsplit, fractions: NDArray[np.float64], known: Rows) -> Rows:
-    """Return the part of each image, where the images of a class are ordered by their hashes.
+def _split_by_hash(images: Unsplit, fractions: NDArray[np.float64], earlier_splits: Rows) -> Rows:
+    """Return the split number of each image, with the images of a class in order of their hashes.
 
-    Training is the last part, and comes second in this order. An image that is added or removed
+    Training is the last split, and comes second in this order. An image that is added or removed
     therefore moves at most one other image across each border.
     """
-    classes, last = _unit_classes(images), len(fractions) - 1
-    parts = np.full(len(classes), -1)
-    parts[images.units] = known
+    classes, train = _unit_classes(images), len(fractions) - 1
+    split_numbers = np.full(len(classes), -1)
+    split_numbers[images.units] = earlier_splits
     by_class = np.argsort(classes, kind="stable")
     for rows in np.split(by_class, np.flatnonzero(np.diff(classes[by_class])) + 1):
-        new, sizes = rows[parts[rows] < 0], np.zeros(last + 1, np.int64)
-        for part, size in enumerate(class_sizes(len(rows), fractions[:last].tolist())):
-            lacking = max(0, size - np.count_nonzero(parts[rows] == part))
-            sizes[part] = min(lacking, len(new) - sizes.sum())
-        sizes[last] = len(new) - sizes.sum()
-        order = [0, last, *range(1, last)]
-        parts[new] = np.repeat(order, sizes[order])
-    return parts[images.units]
+        new_rows, sizes = rows[split_numbers[rows] < 0], np.zeros(train + 1, np.int64)
+        for split, size in enumerate(class_sizes(len(rows), fractions[:train].tolist())):
+            num_missing = max(0, size - np.count_nonzero(split_numbers[rows] == split))
+            sizes[split] = min(num_missing, len(new_rows) - sizes.sum())
+        sizes[train] = len(new_rows) - sizes.sum()
+        order = [0, train, *range(1, train)]
+        split_numbers[new_rows] = np.repeat(order, sizes[order])
+    return split_numbers[images.units]

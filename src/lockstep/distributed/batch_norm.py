@@ -52,11 +52,11 @@ def _build_kernels() -> ModuleType | None:
     ) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            text = (
+            message = (
                 "lockstep: batch norms use torch's slower kernels, because those of Triton cannot "
                 f"be built: {reason}"
             )
-            print(text, file=sys.stderr, flush=True)
+            print(message, file=sys.stderr, flush=True)
         return None
     return norm_kernels
 
@@ -81,8 +81,8 @@ def _statistics(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     if x.dtype == dtype and x.device.type == "cpu":
         return torch.batch_norm_update_stats(x, None, None, 0.0)
-    unused = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
-    return torch.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+    running_statistics = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
+    return torch.batch_norm_update_stats(x, running_statistics[0], running_statistics[1], 0.0)
 
 
 def _normalize(
@@ -123,8 +123,8 @@ def _merge_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     total = counts.sum()
     weights = counts / total
     mean = (means * weights).sum(0)
-    apart = means - mean
-    return mean, torch.addcmul(variances, apart, apart).mul_(weights).sum(0), total
+    deviations = means - mean
+    return mean, torch.addcmul(variances, deviations, deviations).mul_(weights).sum(0), total
 
 
 def _input_gradient(
@@ -142,9 +142,11 @@ def _input_gradient(
         return shift.addcmul_(dy.to(mean.dtype), factor).to(x.dtype)
     size = max(1, _BLOCK_ELEMENTS * len(x) // x.numel())
     dx = torch.empty_like(x)
-    for part, part_x, part_dy in zip(dx.split(size), x.split(size), dy.split(size), strict=True):
-        shift = _normalize(part_x.to(mean.dtype), mean, var, weight, bias, eps)
-        part.copy_(shift.addcmul_(part_dy.to(mean.dtype), factor))
+    for dx_block, x_block, dy_block in zip(
+        dx.split(size), x.split(size), dy.split(size), strict=True
+    ):
+        shift = _normalize(x_block.to(mean.dtype), mean, var, weight, bias, eps)
+        dx_block.copy_(shift.addcmul_(dy_block.to(mean.dtype), factor))
     return dx
 
 
@@ -210,12 +212,12 @@ class _Normalize(torch.autograd.Function):
         )
 
 
-def _move(running: Tensor, value: Tensor, factor: float | Tensor) -> None:
+def _move(statistic: Tensor, value: Tensor, factor: float | Tensor) -> None:
     """Move a running statistic by `factor` of the way to `value`, which may be wider."""
-    if running.dtype == value.dtype:
-        running.lerp_(value, factor)
+    if statistic.dtype == value.dtype:
+        statistic.lerp_(value, factor)
     else:
-        running.add_((value - running) * factor)
+        statistic.add_((value - statistic) * factor)
 
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
@@ -231,9 +233,9 @@ def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
             if norm.momentum is not None
             else 1.0 / norm.num_batches_tracked.to(mean.dtype)
         )
-        unbiased = var * (total / (total - 1))
+        unbiased_var = var * (total / (total - 1))
         _move(norm.running_mean, mean, factor)
-        _move(norm.running_var, unbiased, factor)
+        _move(norm.running_var, unbiased_var, factor)
 
 
 def _is_fused(

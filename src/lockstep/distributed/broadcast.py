@@ -11,6 +11,6 @@ def broadcast(values: Iterable[Tensor]) -> None:
     """Replace `values` by those of rank 0. Every rank must call it."""
     with torch.no_grad():
         for value in values:
-            whole = value.contiguous()
-            dist.broadcast(whole, 0)
-            value.copy_(whole)
+            buffer = value.contiguous()
+            dist.broadcast(buffer, 0)
+            value.copy_(buffer)

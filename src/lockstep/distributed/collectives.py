@@ -70,7 +70,7 @@ def is_lost_rank(error: BaseException) -> bool:
 
     gloo raises a plain RuntimeError in this case.
     """
-    texts = (
+    phrases = (
         "gloo",
         "nccl",
         "connection closed by peer",
@@ -78,7 +78,7 @@ def is_lost_rank(error: BaseException) -> bool:
         "timed out waiting",
     )
     return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
+        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
     )
 
 
@@ -113,21 +113,21 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     try:
         if rank == 0:
             segment, descriptor = Segment.make(num_ranks)
-    except OSError as refused:
-        error = str(refused)
-    met = gather_objects((os.getpid(), descriptor))
-    pid, opened = met[0]
+    except OSError as os_error:
+        error = str(os_error)
+    processes = gather_objects((os.getpid(), descriptor))
+    pid, shared_descriptor = processes[0]
     try:
-        if rank > 0 and opened is not None:
-            segment = Segment.open(pid, opened, rank, num_ranks)
-    except OSError as refused:
-        error = str(refused)
-    errors = [text for text in gather_objects(error) if text]
+        if rank > 0 and shared_descriptor is not None:
+            segment = Segment.open(pid, shared_descriptor, rank, num_ranks)
+    except OSError as os_error:
+        error = str(os_error)
+    errors = [reason for reason in gather_objects(error) if reason]
     if descriptor is not None:
         os.close(descriptor)
     if segment is not None and not errors:
         _neighbours = Neighbours(
-            segment, [pid for pid, _ in met], timeout, has_cores=num_cores >= num_ranks
+            segment, [pid for pid, _ in processes], timeout, has_cores=num_cores >= num_ranks
         )
     elif rank == 0:
         print(

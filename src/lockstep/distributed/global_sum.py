@@ -23,13 +23,13 @@ def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
     Raises ValueError for any other number of rows.
     """
     if len(values) != len(batch.indices):
-        needed = f"one row for each of {len(batch.indices)} samples"
-        raise ValueError(f"sum_over_global needs {needed}, got {len(values)} rows")
+        requirement = f"one row for each of {len(batch.indices)} samples"
+        raise ValueError(f"sum_over_global needs {requirement}, got {len(values)} rows")
     total = values.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
     if not is_distributed():
         return total
-    summed: Tensor = _Summed.apply(total)  # pyright: ignore[reportAssignmentType]
-    return summed
+    global_total: Tensor = _Summed.apply(total)  # pyright: ignore[reportAssignmentType]
+    return global_total
 
 
 class _Summed(torch.autograd.Function):

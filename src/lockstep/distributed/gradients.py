@@ -58,18 +58,18 @@ class _Unused:
         keys = [
             f"{self._key} {rank} {self._num_passes % 2}" for rank in range(dist.get_world_size())
         ]
-        own = keys[dist.get_rank()]
-        store.set(own, json.dumps([self._num_passes, sorted(unused)]))
-        store.get(own)  # Only a reply shows that the store has the value.
+        rank_key = keys[dist.get_rank()]
+        store.set(rank_key, json.dumps([self._num_passes, sorted(unused)]))
+        store.get(rank_key)  # Only a reply shows that the store has the value.
         parameters = list(missing.values())
         # Training may have frozen parameters since.
-        frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-        for parameter in frozen:
+        frozen_parameters = [parameter for parameter in parameters if not parameter.requires_grad]
+        for parameter in frozen_parameters:
             parameter.requires_grad_()
         torch.autograd.backward(
             parameters, [torch.zeros_like(parameter) for parameter in parameters]
         )
-        for parameter in frozen:
+        for parameter in frozen_parameters:
             parameter.requires_grad_(False)
         if parameters[0].device.type == "cuda":
             # Before that, other ranks may not have published.
@@ -100,8 +100,8 @@ class _Buckets:
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         self._ready.append((bucket.buffer(), future))
         if bucket.is_last():
-            for gradients, promised in self._ready:
+            for gradients, bucket_future in self._ready:
                 collectives.add_up(gradients.div_(dist.get_world_size()))
-                promised.set_result(gradients)
+                bucket_future.set_result(gradients)
             self._ready.clear()
         return future

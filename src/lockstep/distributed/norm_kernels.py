@@ -44,40 +44,45 @@ def _affine(row, weight, bias, eps, j, is_channel, c):
 
 
 @triton.jit(do_not_specialize=["m"])
-def _statistics(parts, m, c, x, rows: constexpr, channels: constexpr):
-    """Write the statistics of every n-th tile of x, for n programs, into a row of `parts`.
+def _statistics(partials, m, c, x, rows: constexpr, channels: constexpr):
+    """Write the statistics of every n-th tile of x, for n programs, into a row of `partials`.
 
     Sums are relative to one value of each channel.
     """
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
-    first, step, i = tl.program_id(1) * rows, tl.num_programs(1) * rows, tl.arange(0, rows)[:, None]
-    offset, at = first.to(tl.int64) * c, i * c + j
+    first_row, step, i = (
+        tl.program_id(1) * rows,
+        tl.num_programs(1) * rows,
+        tl.arange(0, rows)[:, None],
+    )
+    offset, at = first_row.to(tl.int64) * c, i * c + j
     pivot = tl.load(x + offset + j, mask=is_channel, other=0.0).to(tl.float32)
     sums = tl.zeros((rows, channels), tl.float32)
     squares = tl.zeros((rows, channels), tl.float32)
-    for start in range(first, m, step):
-        here = (start + i < m) & is_channel
-        apart = tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - pivot
-        apart = tl.where(here, apart, 0.0)
-        sums += apart
-        squares += apart * apart
+    for start in range(first_row, m, step):
+        mask = (start + i < m) & is_channel
+        deviation = tl.load(x + offset + at, mask=mask, other=0.0).to(tl.float32) - pivot
+        deviation = tl.where(mask, deviation, 0.0)
+        sums += deviation
+        squares += deviation * deviation
         offset += step * c
-    num_before = (m - 1 - first) // step  # The last tile may have fewer rows than those before it.
-    count = num_before * rows + tl.minimum(rows, m - first - num_before * step)
+    # The last tile may have fewer rows than those before it.
+    num_before = (m - 1 - first_row) // step
+    count = num_before * rows + tl.minimum(rows, m - first_row - num_before * step)
     mean = tl.sum(sums, 0) / count
     var = tl.maximum(
         tl.sum(squares, 0) / count - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL
     )
-    parts += tl.program_id(1) * (2 * c + 1)
-    tl.store(parts + j, pivot + mean, mask=is_channel)
-    tl.store(parts + c + j, var, mask=is_channel)
-    tl.store(parts + 2 * c, count.to(tl.float32), mask=tl.program_id(0) == 0)
+    partials += tl.program_id(1) * (2 * c + 1)
+    tl.store(partials + j, pivot + mean, mask=is_channel)
+    tl.store(partials + c + j, var, mask=is_channel)
+    tl.store(partials + 2 * c, count.to(tl.float32), mask=tl.program_id(0) == 0)
 
 
 @triton.jit(do_not_specialize=["n"])
 def _merge(
-    parts,
+    partials,
     row,
     running_mean,
     running_var,
@@ -91,15 +96,18 @@ def _merge(
     """Merge n rows of statistics by Chan's formula, and update running ones if given."""
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel, i = j < c, tl.arange(0, rows)
-    part = parts + i[:, None] * (2 * c + 1) + j
-    here = (i < n)[:, None] & is_channel
-    counts = tl.load(parts + i * (2 * c + 1) + 2 * c, mask=i < n, other=0.0)
+    pointers = partials + i[:, None] * (2 * c + 1) + j
+    mask = (i < n)[:, None] & is_channel
+    counts = tl.load(partials + i * (2 * c + 1) + 2 * c, mask=i < n, other=0.0)
     total = tl.sum(counts, 0)
-    means = tl.load(part, mask=here, other=0.0)
+    means = tl.load(pointers, mask=mask, other=0.0)
     mean = tl.sum(counts[:, None] * means, 0) / total
-    apart = means - mean
+    deviation = means - mean
     var = (
-        tl.sum(counts[:, None] * (tl.load(part + c, mask=here, other=0.0) + apart * apart), 0)
+        tl.sum(
+            counts[:, None] * (tl.load(pointers + c, mask=mask, other=0.0) + deviation * deviation),
+            0,
+        )
         / total
     )
     tl.store(row + j, mean, mask=is_channel)
@@ -141,21 +149,21 @@ def _normalize(
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     blocks = tl.cdiv(c, channels)
     j = program % blocks * channels + tl.arange(0, channels)
-    first, i = program // blocks * rows, tl.arange(0, rows)[:, None]
+    first_row, i = program // blocks * rows, tl.arange(0, rows)[:, None]
     is_channel = j < c
-    here, offset, at = (first + i < m) & is_channel, first.to(tl.int64) * c, i * c + j
+    mask, offset, at = (first_row + i < m) & is_channel, first_row.to(tl.int64) * c, i * c + j
     mean, _, scale, shift = _affine(row, weight, bias, eps, j, is_channel, c)
-    value = (tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - mean) * scale + shift
+    value = (tl.load(x + offset + at, mask=mask, other=0.0).to(tl.float32) - mean) * scale + shift
     if residual is not None:
-        value += tl.load(residual + offset + at, mask=here, other=0.0).to(tl.float32)
+        value += tl.load(residual + offset + at, mask=mask, other=0.0).to(tl.float32)
     if relu:  # NaN stays NaN, for the loss guard.
         value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(y + offset + at, value, mask=here)
+    tl.store(y + offset + at, value, mask=mask)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _gradient_sums(
-    parts,
+    partials,
     m,
     c,
     dy,
@@ -170,36 +178,40 @@ def _gradient_sums(
     rows: constexpr,
     channels: constexpr,
 ):
-    """Write the sums of dz and dz * xhat of every n-th tile into a row of `parts`.
+    """Write the sums of dz and dz * xhat of every n-th tile into a row of `partials`.
 
     If `dz` is given, dz itself is written, too.
     """
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
     mean, inverse_std, scale, shift = _affine(row, weight, bias, eps, j, is_channel, c)
-    first, step, i = tl.program_id(1) * rows, tl.num_programs(1) * rows, tl.arange(0, rows)[:, None]
-    offset, at = first.to(tl.int64) * c, i * c + j
+    first_row, step, i = (
+        tl.program_id(1) * rows,
+        tl.num_programs(1) * rows,
+        tl.arange(0, rows)[:, None],
+    )
+    offset, at = first_row.to(tl.int64) * c, i * c + j
     sums = tl.zeros((rows, channels), tl.float32)
     products = tl.zeros((rows, channels), tl.float32)
-    for start in range(first, m, step):
-        here = (start + i < m) & is_channel
-        gradient = tl.load(dy + offset + at, mask=here, other=0.0).to(tl.float32)
-        apart = tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - mean
+    for start in range(first_row, m, step):
+        mask = (start + i < m) & is_channel
+        gradient = tl.load(dy + offset + at, mask=mask, other=0.0).to(tl.float32)
+        deviation = tl.load(x + offset + at, mask=mask, other=0.0).to(tl.float32) - mean
         if relu:
             value = (
-                apart * scale + shift
+                deviation * scale + shift
                 if y is None
-                else tl.load(y + offset + at, mask=here, other=0.0)
+                else tl.load(y + offset + at, mask=mask, other=0.0)
             )
             gradient = tl.where(value <= 0.0, 0.0, gradient)  # NaN passes, as in torch.
         if dz is not None:
-            tl.store(dz + offset + at, gradient, mask=here)
+            tl.store(dz + offset + at, gradient, mask=mask)
         sums += gradient
-        products += tl.where(here, gradient * apart, 0.0)
+        products += tl.where(mask, gradient * deviation, 0.0)
         offset += step * c
-    parts += tl.program_id(1) * 2 * c + j
-    tl.store(parts, tl.sum(sums, 0), mask=is_channel)
-    tl.store(parts + c, tl.sum(products, 0) * inverse_std, mask=is_channel)
+    partials += tl.program_id(1) * 2 * c + j
+    tl.store(partials, tl.sum(sums, 0), mask=is_channel)
+    tl.store(partials + c, tl.sum(products, 0) * inverse_std, mask=is_channel)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -222,18 +234,18 @@ def _input_gradient(
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     blocks = tl.cdiv(c, channels)
     j = program % blocks * channels + tl.arange(0, channels)
-    first, i = program // blocks * rows, tl.arange(0, rows)[:, None]
+    first_row, i = program // blocks * rows, tl.arange(0, rows)[:, None]
     is_channel = j < c
-    here, offset, at = (first + i < m) & is_channel, first.to(tl.int64) * c, i * c + j
+    mask, offset, at = (first_row + i < m) & is_channel, first_row.to(tl.int64) * c, i * c + j
     mean, inverse_std, scale, shift = _affine(row, weight, bias, eps, j, is_channel, c)
     total = tl.load(row + 2 * c)
     expected = tl.load(sums + j, mask=is_channel, other=0.0) / total
     slope = tl.load(sums + c + j, mask=is_channel, other=0.0) / total * inverse_std
-    gradient = tl.load(dz + offset + at, mask=here, other=0.0).to(tl.float32)
-    apart = tl.load(x + offset + at, mask=here, other=0.0).to(tl.float32) - mean
+    gradient = tl.load(dz + offset + at, mask=mask, other=0.0).to(tl.float32)
+    deviation = tl.load(x + offset + at, mask=mask, other=0.0).to(tl.float32) - mean
     if relu:
-        gradient = tl.where(apart * scale + shift <= 0.0, 0.0, gradient)
-    tl.store(dx + offset + at, scale * (gradient - expected - apart * slope), mask=here)
+        gradient = tl.where(deviation * scale + shift <= 0.0, 0.0, gradient)
+    tl.store(dx + offset + at, scale * (gradient - expected - deviation * slope), mask=mask)
 
 
 def try_out() -> None:
@@ -263,27 +275,39 @@ def _run_elementwise(kernel: Any, x: Tensor, *arguments: Any, **constants: Any) 
 def _run_reduction(kernel: Any, x: Tensor, width: int, *arguments: Any, **constants: Any) -> Tensor:
     """Return `width` sums for each of several parts of x."""
     num_tiles, num_blocks, options = _tiles(x, *REDUCED)
-    parts = x.new_empty(
+    partials = x.new_empty(
         min(num_tiles, max(1, NUM_PROGRAMS // num_blocks)), width, dtype=torch.float32
     )
     sizes = x.numel() // x.shape[1], x.shape[1]
-    kernel[(num_blocks, len(parts))](parts, *sizes, *arguments, **constants, **options)
-    return parts
+    kernel[(num_blocks, len(partials))](partials, *sizes, *arguments, **constants, **options)
+    return partials
 
 
-def merge_statistics(parts: Tensor, norm: BatchNorm | None = None) -> Tensor:
+def merge_statistics(partials: Tensor, norm: BatchNorm | None = None) -> Tensor:
     """Merge several rows of statistics into one, and update the running ones of `norm`."""
-    n, c = len(parts), parts.shape[1] // 2
-    moved: Any = (None, None, None, None)
+    n, c = len(partials), partials.shape[1] // 2
+    running_statistics: Any = (None, None, None, None)
     if norm is not None and norm.num_batches_tracked is not None:
-        moved = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum
+        running_statistics = (
+            norm.running_mean,
+            norm.running_var,
+            norm.num_batches_tracked,
+            norm.momentum,
+        )
         if norm.momentum is None:
             norm.num_batches_tracked.add_(1)
-    row = parts.new_empty(2 * c + 1)
+    row = partials.new_empty(2 * c + 1)
     rows = triton.next_power_of_2(n)
     channels = min(triton.next_power_of_2(c), max(1, EACH[0] // rows))
     _merge[(triton.cdiv(c, channels),)](
-        parts.contiguous(), row, *moved, n, c, rows=rows, channels=channels, **OPTIONS
+        partials.contiguous(),
+        row,
+        *running_statistics,
+        n,
+        c,
+        rows=rows,
+        channels=channels,
+        **OPTIONS,
     )
     return row
 
@@ -306,9 +330,9 @@ class Normalize(torch.autograd.Function):
         relu: bool,
         gather: Any,
     ) -> Tensor:
-        parts = _run_reduction(_statistics, x, 2 * x.shape[1] + 1, x)
+        partials = _run_reduction(_statistics, x, 2 * x.shape[1] + 1, x)
         row = merge_statistics(
-            parts if gather is None else gather(x, merge_statistics(parts)), norm
+            partials if gather is None else gather(x, merge_statistics(partials)), norm
         )
         y = torch.empty_like(x)
         _run_elementwise(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
@@ -344,7 +368,7 @@ class Normalize(torch.autograd.Function):
             sums, dx = sums if ctx.is_alone else sum_over_ranks(sums), torch.empty_like(x)
             _run_elementwise(_input_gradient, x, dz, x, dx, sums, *affine, relu=relu)
         dw, db = (
-            None if each is None else sums.to(each.dtype)
-            for each, sums in ((weight, dw), (bias, db))
+            None if parameter is None else sums.to(parameter.dtype)
+            for parameter, sums in ((weight, dw), (bias, db))
         )
         return dx, dz if ctx.has_residual else None, dw, db, None, None, None

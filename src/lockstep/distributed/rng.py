@@ -43,10 +43,10 @@ def hash_indices(indices: Tensor, *keys: int | str) -> Tensor:
     The result is int64 (B,) and the same on any device. The hash uses xor-shifts and products,
     whose factors below 2**31 keep int64 from overflowing.
     """
-    mixed = indices ^ seed_of(*keys)
+    hashes = indices ^ seed_of(*keys)
     for factor in (0x21F0AAAD, 0x735A2D97):
-        mixed = (mixed ^ (mixed >> 16)) * factor & 0xFFFFFFFF
-    return mixed ^ (mixed >> 15)
+        hashes = (hashes ^ (hashes >> 16)) * factor & 0xFFFFFFFF
+    return hashes ^ (hashes >> 15)
 
 
 def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
@@ -143,11 +143,11 @@ class ExactDropout(nn.Module):
                 self.seed(shard, use, block)
             )
             start = block * size
-            drawn = (
+            block_mask = (
                 torch.rand((min(size, total - start), *shape), generator=source, device=x.device)
                 >= self.p
             )
-            block = drawn[max(lo - start, 0) : hi - start]
+            block = block_mask[max(lo - start, 0) : hi - start]
             keep[max(start - lo, 0) :][: len(block)] = block
         self.most_draws = max(self.most_draws, len(self.draws))
         return keep
@@ -180,12 +180,12 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
     Raises ValueError for other layers that draw random numbers, because their result would depend
     on the rank.
     """
-    swapped: dict[nn.Module, ExactDropout] = {}
+    exact_layers: dict[nn.Module, ExactDropout] = {}
     # Duplicates are included, so that a layer with two names is replaced under both.
     for path, module in list(net.named_modules(remove_duplicate=False)):
-        if module not in swapped:
-            exact = _exact(module, (seed, "dropout", path))
-            if exact is None:
+        if module not in exact_layers:
+            exact_layer = _exact(module, (seed, "dropout", path))
+            if exact_layer is None:
                 if _depends_on_the_rank(module):
                     problem = (
                         f"({type(module).__name__}) draws random numbers that depend on the rank"
@@ -195,10 +195,10 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
                         "or use nn.Dropout or nn.Dropout2d."
                     )
                 continue
-            swapped[module] = exact
-            exact.train(module.training)
-        net.set_submodule(path, swapped[module])
-    return list(swapped.values())
+            exact_layers[module] = exact_layer
+            exact_layer.train(module.training)
+        net.set_submodule(path, exact_layers[module])
+    return list(exact_layers.values())
 
 
 def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | None:
@@ -221,7 +221,7 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
     The result is its name and class, or None. Functions such as F.dropout count too. The state of
     the generator is restored.
     """
-    names = {module: name for name, module in net.named_modules()}
+    layer_names = {module: name for name, module in net.named_modules()}
     before: dict[nn.Module, Tensor] = {}
     descriptions: list[str] = []
 
@@ -230,10 +230,10 @@ def drawing_layer(net: nn.Module, images: Tensor) -> str | None:
 
     def leave(layer: nn.Module, inputs: Any, outputs: Any) -> None:
         if not torch.equal(before[layer], torch.get_rng_state()):
-            descriptions.append(f"{names[layer]!r} ({type(layer).__name__})")
+            descriptions.append(f"{layer_names[layer]!r} ({type(layer).__name__})")
 
-    hooks = [layer.register_forward_pre_hook(enter) for layer in names]
-    hooks += [layer.register_forward_hook(leave) for layer in names]
+    hooks = [layer.register_forward_pre_hook(enter) for layer in layer_names]
+    hooks += [layer.register_forward_hook(leave) for layer in layer_names]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             net(images)

@@ -68,11 +68,15 @@ class Semaphores:
     """
 
     def __init__(self) -> None:
-        locked, unlocked = ctypes.PyDLL(None), ctypes.CDLL(None)
-        self._init, self.post, self._try = locked.sem_init, locked.sem_post, locked.sem_trywait
+        gil_library, plain_library = ctypes.PyDLL(None), ctypes.CDLL(None)
+        self._init, self.post, self._try = (
+            gil_library.sem_init,
+            gil_library.sem_post,
+            gil_library.sem_trywait,
+        )
         # The function sem_clockwait exists since glibc 2.30. sem_timedwait follows the adjustable
         # clock.
-        self._wait = unlocked.sem_clockwait
+        self._wait = plain_library.sem_clockwait
         self._init.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
         self.post.argtypes = self._try.argtypes = (ctypes.c_void_p,)
         self._wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_long))
@@ -153,11 +157,11 @@ class Segment:
 
         Raises OSError if this process may not.
         """
-        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        segment_descriptor = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return cls(opened, rank, num_ranks)
+            return cls(segment_descriptor, rank, num_ranks)
         finally:
-            os.close(opened)
+            os.close(segment_descriptor)
 
     def leave(self) -> None:
         """Mark this rank as one that joins no further collective."""
@@ -196,9 +200,9 @@ class Channel:
         self._timeout_s = timeout_s
         self._spin_s = spin_s
         self._semaphores = Semaphores()
-        start, others = segment.start + offset, [other for other in range(size) if other != rank]
-        self._to = [start + (other * size + rank) * LINE for other in others]
-        self._from = [(start + (rank * size + other) * LINE, other) for other in others]
+        start, peers = segment.start + offset, [peer for peer in range(size) if peer != rank]
+        self._to = [start + (peer * size + rank) * LINE for peer in peers]
+        self._from = [(start + (rank * size + peer) * LINE, peer) for peer in peers]
         self._bytes = torch.frombuffer(
             segment.memory,
             dtype=torch.uint8,
@@ -218,8 +222,8 @@ class Channel:
         """
         key = (self._number & 1, length, dtype)
         if key not in self._views:
-            every = self._bytes[key[0], :, : length * dtype.itemsize].view(dtype)
-            self._views[key] = Rows(every, every.unbind())
+            all_rows = self._bytes[key[0], :, : length * dtype.itemsize].view(dtype)
+            self._views[key] = Rows(all_rows, all_rows.unbind())
         return self._views[key]
 
     def turn(self) -> None:
@@ -240,34 +244,34 @@ class Channel:
 
         Raises RankLost if one of them does not post within the timeout.
         """
-        for address, other in self._from:
+        for address, peer in self._from:
             if not self._semaphores.has_taken(address):
-                self._await(address, other)
+                self._await(address, peer)
         self.is_pending = False
 
-    def _await(self, address: int, other: int) -> None:
+    def _await(self, address: int, peer: int) -> None:
         has_taken = self._semaphores.has_taken
-        started = time.monotonic()
-        while time.monotonic() - started < self._spin_s:
+        start = time.monotonic()
+        while time.monotonic() - start < self._spin_s:
             os.sched_yield()  # The awaited rank may be queued on this core.
             if has_taken(address):
                 return
         while not self._semaphores.wait(address, SLICE_S):
-            lost = self._loss_message(other, is_late=time.monotonic() - started > self._timeout_s)
-            if lost:
+            message = self._loss_message(peer, is_late=time.monotonic() - start > self._timeout_s)
+            if message:
                 if has_taken(address):  # It posted before it died.
                     return
-                raise RankLost(lost)
+                raise RankLost(message)
 
-    def _loss_message(self, other: int, *, is_late: bool) -> str:
+    def _loss_message(self, peer: int, *, is_late: bool) -> str:
         poll = select.poll()
-        poll.register(self._pidfds[other], select.POLLIN)
+        poll.register(self._pidfds[peer], select.POLLIN)
         if poll.poll(0):  # The process is gone, or a zombie.
-            return f"the process of rank {other} (pid {self._pids[other]}) has ended"
-        if self._segment.has_left(other):
-            return f"rank {other} has exited"
+            return f"the process of rank {peer} (pid {self._pids[peer]}) has ended"
+        if self._segment.has_left(peer):
+            return f"rank {peer} has exited"
         return (
-            f"rank {other} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)"
+            f"rank {peer} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)"
             if is_late
             else ""
         )
@@ -324,11 +328,11 @@ class Neighbours:
 
         Rows are added in rank order, so every rank has the same bits.
         """
-        parts = (
+        chunks = (
             [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
         )
-        for part in parts:
-            first, second, *others = self._gather(part).by_rank
-            torch.add(first, second, out=part)
-            for row in others:  # The function torch.sum guarantees no order.
-                part.add_(row)
+        for chunk in chunks:
+            first, second, *later_rows = self._gather(chunk).by_rank
+            torch.add(first, second, out=chunk)
+            for row in later_rows:  # The function torch.sum guarantees no order.
+                chunk.add_(row)

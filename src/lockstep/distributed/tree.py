@@ -19,17 +19,17 @@ def halves(span: Span) -> tuple[Span, Span]:
     return (lo, middle), (middle, hi)
 
 
-def largest_subtrees(span: Span, own: range) -> list[Span]:
-    """Return the largest subtrees of `span` all of whose parts are in `own`.
+def largest_subtrees(span: Span, rank_range: range) -> list[Span]:
+    """Return the largest subtrees of `span` all of whose parts are in `rank_range`.
 
     There are at most 2 log2 n of them, for n parts.
     """
     lo, hi = span
-    if lo >= own.stop or hi <= own.start:
+    if lo >= rank_range.stop or hi <= rank_range.start:
         return []
-    if own.start <= lo and hi <= own.stop:
+    if rank_range.start <= lo and hi <= rank_range.stop:
         return [span]
-    return [subtree for half in halves(span) for subtree in largest_subtrees(half, own)]
+    return [subtree for half in halves(span) for subtree in largest_subtrees(half, rank_range)]
 
 
 def add_tree(span: Span, sums: Mapping[Span, Tensor]) -> Tensor:
@@ -42,25 +42,25 @@ def add_tree(span: Span, sums: Mapping[Span, Tensor]) -> Tensor:
     return total
 
 
-def add_over_ranks(subtrees: Sequence[Sequence[Span]], own: Tensor) -> Tensor:
-    """Return the sum (n,) over all parts, from the sums `own` (k, n) of this rank.
+def add_over_ranks(subtrees: Sequence[Sequence[Span]], rank_sums: Tensor) -> Tensor:
+    """Return the sum (n,) over all parts, from `rank_sums` (k, n) of this rank.
 
     `subtrees` has the subtrees of every rank, of which this rank has k. Every rank adds up the sums
     of all ranks, and every rank must call it.
     """
-    most = max(len(spans) for spans in subtrees)
-    whole = (0, max(hi for spans in subtrees for _, hi in spans))
-    total = own.new_empty(own.shape[1])
-    width = max(1, longest_row(own) // most)
-    for part, sums in zip(total.split(width), own.split(width, dim=1), strict=True):
-        rows = own.new_zeros(most, len(part))
-        rows[: len(own)] = sums
-        every = all_gather(rows.view(-1)).view(len(subtrees), most, -1).clone()
+    max_subtrees = max(len(spans) for spans in subtrees)
+    full_span = (0, max(hi for spans in subtrees for _, hi in spans))
+    total = rank_sums.new_empty(rank_sums.shape[1])
+    width = max(1, longest_row(rank_sums) // max_subtrees)
+    for chunk, sums in zip(total.split(width), rank_sums.split(width, dim=1), strict=True):
+        rows = rank_sums.new_zeros(max_subtrees, len(chunk))
+        rows[: len(rank_sums)] = sums
+        all_rows = all_gather(rows.view(-1)).view(len(subtrees), max_subtrees, -1).clone()
         sums_by_span = {
             span: row
-            for spans, of_rank in zip(subtrees, every, strict=True)
+            for spans, of_rank in zip(subtrees, all_rows, strict=True)
             # Some ranks have fewer subtrees than rows.
             for span, row in zip(spans, of_rank, strict=False)
         }
-        part.copy_(add_tree(whole, sums_by_span))
+        chunk.copy_(add_tree(full_span, sums_by_span))
     return total

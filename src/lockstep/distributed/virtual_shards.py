@@ -75,23 +75,24 @@ class VirtualShards:
         if not bounds or bounds[-1][1] - bounds[0][0] != shard.hi - shard.lo:
             return [batch]
         has_partner = len(batch.indices) > shard.hi - shard.lo
-        parts: list[Batch] = []
+        shard_batches: list[Batch] = []
         for lo, hi in bounds:
             start = lo - bounds[0][0]
             rows = slice(start, start + hi - lo + (has_partner and hi > lo))
-            own = shard._replace(lo=shard.lo + start, hi=shard.lo + start + hi - lo)
+            virtual_shard = shard._replace(lo=shard.lo + start, hi=shard.lo + start + hi - lo)
             # The rows are cloned, because rounding may depend on where in memory a tensor begins.
             inputs, targets, indices = (values[rows].clone() for values in batch[:3])
             mix = batch.mix and Mix(*(values[rows].clone() for values in batch.mix))
-            parts.append(Batch(inputs, targets, indices, own, mix))
-        return parts
+            shard_batches.append(Batch(inputs, targets, indices, virtual_shard, mix))
+        return shard_batches
 
     def map(self, change: Callable[[Batch], Batch], batch: Batch) -> Batch:
         """Apply `change` to each part of a batch, and join the results."""
-        parts = [change(part) for part in self.split(batch)]
-        mixes = [part.mix for part in parts if part.mix is not None]
+        shard_batches = [change(shard_batch) for shard_batch in self.split(batch)]
+        mixes = [shard_batch.mix for shard_batch in shard_batches if shard_batch.mix is not None]
         inputs, targets, indices = (
-            torch.cat(values) for values in zip(*(part[:3] for part in parts), strict=True)
+            torch.cat(values)
+            for values in zip(*(shard_batch[:3] for shard_batch in shard_batches), strict=True)
         )
         mix = Mix(*(torch.cat(values) for values in zip(*mixes, strict=True))) if mixes else None
         return Batch(inputs, targets, indices, batch.shard, mix)
@@ -129,7 +130,7 @@ class VirtualShards:
             self._barrier.abort()
             raise
         for error in sorted(
-            errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)
+            errors, key=lambda failure: isinstance(failure, threading.BrokenBarrierError)
         ):
             raise error
         return [task.result() for task in tasks]
@@ -142,26 +143,26 @@ class VirtualShards:
         `gradients` has a list for each part. A parameter that no virtual shard reaches has no
         gradient. Every rank must call it.
         """
-        own = gradients[: len(self.own)]
+        own_gradients = gradients[: len(self.own)]
         counts = torch.zeros(len(parameters), device=parameters[0].device)
-        for part in own:
+        for shard_gradients in own_gradients:
             counts += torch.tensor(
-                [gradient is not None for gradient in part], device=counts.device
+                [gradient is not None for gradient in shard_gradients], device=counts.device
             )
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
-        subtrees = [largest_subtrees((0, self.count), part) for part in self._ranges]
-        mine = subtrees[self._rank]
+        subtrees = [largest_subtrees((0, self.count), rank_range) for rank_range in self._ranges]
+        local_subtrees = subtrees[self._rank]
         # The totals belong to the subtrees of this process.
         totals: list[list[Tensor]] = [[] for _ in parameters]
 
-        def add(part: int) -> None:
-            for at in range(part, len(parameters), self.num_parts):
+        def add(place: int) -> None:
+            for at in range(place, len(parameters), self.num_parts):
                 if is_reached[at]:
                     leaves = {
                         (n, n + 1): _or_zeros(of[at], parameters[at])
-                        for n, of in zip(self.own, own, strict=True)
+                        for n, of in zip(self.own, own_gradients, strict=True)
                     }
-                    totals[at] = [add_tree(span, leaves) for span in mine]
+                    totals[at] = [add_tree(span, leaves) for span in local_subtrees]
 
         self.run(add)
         if len(subtrees) > 1:
@@ -178,10 +179,14 @@ class VirtualShards:
     ) -> None:
         """Replace the `totals` of this process's subtrees by the sum over all virtual shards."""
         for dtype in dict.fromkeys(
-            each.dtype for each, is_used in zip(parameters, is_reached, strict=True) if is_used
+            parameter.dtype
+            for parameter, is_used in zip(parameters, is_reached, strict=True)
+            if is_used
         ):
             places = [
-                at for at, each in enumerate(parameters) if is_reached[at] and each.dtype == dtype
+                at
+                for at, parameter in enumerate(parameters)
+                if is_reached[at] and parameter.dtype == dtype
             ]
             sizes = [parameters[at].numel() for at in places]
             flat = torch.empty(
@@ -211,23 +216,26 @@ class VirtualShards:
         with collectives.acting_as(None):
             self._received = self._gather(self._sent[: len(self.own)])
 
-    def gather_rows(self, own: list[Tensor]) -> Tensor:
+    def gather_rows(self, own_rows: list[Tensor]) -> Tensor:
         """Return the rows (count, n) of all virtual shards."""
-        like = self._sent[0]
-        rows = like.new_zeros(max(self.shards_per_rank), like.numel())
-        for row, value in zip(rows, own, strict=False):
+        row_template = self._sent[0]
+        rows = row_template.new_zeros(max(self.shards_per_rank), row_template.numel())
+        for row, value in zip(rows, own_rows, strict=False):
             row.copy_(value)
         if len(self.shards_per_rank) == 1:
             return rows
-        every = collectives.all_gather(rows.view(-1)).view(
-            len(self.shards_per_rank), -1, like.numel()
+        all_rows = collectives.all_gather(rows.view(-1)).view(
+            len(self.shards_per_rank), -1, row_template.numel()
         )
         return torch.cat(
-            [part[:count] for part, count in zip(every, self.shards_per_rank, strict=True)]
+            [
+                rank_rows[:count]
+                for rank_rows, count in zip(all_rows, self.shards_per_rank, strict=True)
+            ]
         )
 
-    def gather_objects(self, own: list[Any]) -> list[Any]:
-        return [value for values in collectives.gather_objects(own) for value in values]
+    def gather_objects(self, own_objects: list[Any]) -> list[Any]:
+        return [value for values in collectives.gather_objects(own_objects) for value in values]
 
 
 class _VirtualRank:

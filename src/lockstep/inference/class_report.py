@@ -26,7 +26,7 @@ NUM_RESAMPLES = 10_000
 
 
 def scores_of(
-    findings: Findings, names: Sequence[str], groups: Sequence[str] | None = None
+    findings: Findings, class_names: Sequence[str], groups: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """Return images, precision, recall and F1 of each class, and their means.
 
@@ -38,18 +38,20 @@ def scores_of(
     mean "classes", and by its images in the mean "images".
     """
     labels, predictions = findings.labels, findings.predictions
-    each = labels[labels == predictions], predictions, labels
-    right, predicted, true = (np.bincount(numbers, minlength=len(names)) for numbers in each)
-    counted = np.maximum(1, [predicted, true, predicted + true])
-    present = np.flatnonzero(predicted + true)
-    scores = ([[1], [1], [2]] * right / counted)[:, present]
+    label_arrays = labels[labels == predictions], predictions, labels
+    num_correct, num_predicted, num_true = (
+        np.bincount(numbers, minlength=len(class_names)) for numbers in label_arrays
+    )
+    denominators = np.maximum(1, [num_predicted, num_true, num_predicted + num_true])
+    present = np.flatnonzero(num_predicted + num_true)
+    scores = ([[1], [1], [2]] * num_correct / denominators)[:, present]
     # Nested dictionaries of true class, predicted class and count avoid C x C numbers.
     matrix: dict[str, dict[str, int]] = {}
     pairs: Counter[tuple[int, int]] = Counter(
         zip(labels.tolist(), predictions.tolist(), strict=True)
     )
     for (label, prediction), count in sorted(pairs.items()):
-        matrix.setdefault(names[label], {})[names[prediction]] = count
+        matrix.setdefault(class_names[label], {})[class_names[prediction]] = count
 
     def row(count: int, values: NDArray[np.float64]) -> dict[str, Any]:
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
@@ -61,11 +63,12 @@ def scores_of(
             else {}
         ),
         "classes": {
-            names[c]: row(int(true[c]), scores[:, i]) for i, c in enumerate(present.tolist())
+            class_names[c]: row(int(num_true[c]), scores[:, i])
+            for i, c in enumerate(present.tolist())
         },
         "means": {
             "classes": row(len(labels), scores.mean(1)),
-            "images": row(len(labels), scores @ true[present] / len(labels)),
+            "images": row(len(labels), scores @ num_true[present] / len(labels)),
         },
         "confusion_matrix": matrix,
     }
@@ -85,7 +88,7 @@ def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, An
             method="wilson"
         )
         return {"low": float(interval.low), "high": float(interval.high)}
-    names, numbers = np.unique(
+    units, numbers = np.unique(
         [groups[index] for index in findings.indices.tolist()], return_inverse=True
     )
     sums = np.stack(
@@ -93,12 +96,12 @@ def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, An
     )
     # Groups with the same sums are drawn as one type.
     kinds, counts = np.unique(sums, axis=1, return_counts=True)
-    right, images = (
+    num_correct, num_images = (
         kinds
-        @ np.random.default_rng(0).multinomial(len(names), counts / len(names), NUM_RESAMPLES).T
+        @ np.random.default_rng(0).multinomial(len(units), counts / len(units), NUM_RESAMPLES).T
     )
-    low, high = np.percentile(right / images, [2.5, 97.5]).tolist()
-    return {"low": low, "high": high, "num_groups": len(names)}
+    low, high = np.percentile(num_correct / num_images, [2.5, 97.5]).tolist()
+    return {"low": low, "high": high, "num_groups": len(units)}
 
 
 def show_report(result: dict[str, Any]) -> None:
@@ -106,10 +109,10 @@ def show_report(result: dict[str, Any]) -> None:
     if "classes" not in result:
         return
     out = terminal()
-    if (found := result.get("accuracy_interval")) is not None:
+    if (bounds := result.get("accuracy_interval")) is not None:
         interval = (
-            f"{found['low']:.4f} to {found['high']:.4f}, "
-            f"resampling {plural(found['num_groups'], 'group')}"
+            f"{bounds['low']:.4f} to {bounds['high']:.4f}, "
+            f"resampling {plural(bounds['num_groups'], 'group')}"
         )
         out.print(f"95 % interval of the accuracy: {interval}")
     classes = list(result["classes"].items())
@@ -130,7 +133,7 @@ def show_report(result: dict[str, Any]) -> None:
 
 def draw(
     folder: Path,
-    names: tuple[str, ...],
+    class_names: tuple[str, ...],
     images: Images,
     findings: Findings,
     result: dict[str, Any],
@@ -138,15 +141,17 @@ def draw(
     """Write figures and report.json of an evaluation into a folder, and print the folder."""
     from lockstep.callbacks import plots
 
-    what = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
+    title = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden,
+        tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden_folder,
         plots.style(),
     ):
-        (written := Path(hidden, folder.name)).mkdir()
-        for name, figure in pictures.figures(images.pixels, names, findings, NUM_IMAGES, what):
-            figure.savefig(written / f"{name}.png", dpi=plots.DPI)
-        write_json(written / "report.json", result)
-        move(written, folder)
+        (staging_folder := Path(hidden_folder, folder.name)).mkdir()
+        for name, figure in pictures.figures(
+            images.pixels, class_names, findings, NUM_IMAGES, title
+        ):
+            figure.savefig(staging_folder / f"{name}.png", dpi=plots.DPI)
+        write_json(staging_folder / "report.json", result)
+        move(staging_folder, folder)
     print(f"pictures and report.json in {folder}", flush=True)

@@ -41,10 +41,10 @@ def confident_classes(labels: Labels, probabilities: Probabilities) -> Labels:
 
 def suspicious(labels: Labels, probabilities: Probabilities) -> NDArray[np.bool_]:
     """Return whether another class is the confident one, and more probable than the label (N,)."""
-    found = confident_classes(labels, probabilities)
-    raised = probabilities.copy()
-    raised[np.arange(len(labels)), labels] += CLOSE
-    return (found >= 0) & (found != labels) & (raised.argmax(1) != labels)
+    classes = confident_classes(labels, probabilities)
+    raised_probabilities = probabilities.copy()
+    raised_probabilities[np.arange(len(labels)), labels] += CLOSE
+    return (classes >= 0) & (classes != labels) & (raised_probabilities.argmax(1) != labels)
 
 
 def order(labels: Labels, probabilities: Probabilities) -> Labels:
@@ -63,18 +63,22 @@ def calibrate(labels: Labels, probabilities: Probabilities) -> tuple[Probabiliti
     TEMPERATURES, so that wrong labels do not make the probabilities less confident. The fraction is
     at most 0.5. If most labels of two classes are wrong, the names are swapped.
     """
-    others = probabilities.shape[1] - 1
+    num_others = probabilities.shape[1] - 1
     logits = np.log(np.maximum(probabilities, CLOSE / 2))  # A file has six decimals.
     logits -= logits.max(1, keepdims=True)
 
     def fit(temperature: float) -> tuple[float, float, float]:
         powers, fraction = np.exp(logits / temperature), 0.1
-        right = _of_labels(labels, powers) / powers.sum(1)
+        likelihoods = _of_labels(labels, powers) / powers.sum(1)
         for _ in range(100):
-            wrong = fraction * (1 - right) / others
-            fraction = min(float(np.mean(wrong / (wrong + (1 - fraction) * right))), 0.5)
+            noise = fraction * (1 - likelihoods) / num_others
+            fraction = min(float(np.mean(noise / (noise + (1 - fraction) * likelihoods))), 0.5)
         return (
-            float(np.log((1 - fraction) * right + fraction * (1 - right) / others).mean()),
+            float(
+                np.log(
+                    (1 - fraction) * likelihoods + fraction * (1 - likelihoods) / num_others
+                ).mean()
+            ),
             temperature,
             fraction,
         )

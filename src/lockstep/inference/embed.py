@@ -68,9 +68,9 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
                 "name it as the `head` of its lockstep.models.Origin",
             )
         )
-    with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as found:
+    with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as layer_inputs:
         module(inputs.to(module.device))
-        if not found or found[0].dim() < 2 or len(found[0]) != len(inputs):
+        if not layer_inputs or layer_inputs[0].dim() < 2 or len(layer_inputs[0]) != len(inputs):
             raise ConfigError(
                 Error(
                     "unsupported",
@@ -78,24 +78,26 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
                     f"does not call its layer {head} with features of each image",
                 )
             )
-        values = found[0].to(module.mean.dtype)
+        values = layer_inputs[0].to(module.mean.dtype)
         if isinstance(net.get_submodule(head), nn.Conv2d):
             return values.flatten(2).mean(2)
         return values.flatten(1, -2).mean(1) if values.dim() > 2 else values
 
 
-def write_array(output: Path, names: Sequence[object], dtype: str, rows: Iterable[str]) -> None:
+def write_array(
+    output: Path, image_names: Sequence[object], dtype: str, rows: Iterable[str]
+) -> None:
     """Write rows to an array (n, D) of NumPy's format.
 
     Each row is a position and its numbers as hexadecimal bytes. The names of the positions are
     written to a CSV file next to the array. The CSV file appears first, because features.csv may be
     a prediction. Meanwhile the array is in memory, where its reader will load it, too.
     """
-    values, listed = bytearray(), [["file"]]
+    values, name_rows = bytearray(), [["file"]]
     for line in itertools.chain.from_iterable(map(str.splitlines, rows)):
         position, _, digits = line.partition(",")
         values += bytes.fromhex(digits)
-        listed.append([str(names[int(position)])])
+        name_rows.append([str(image_names[int(position)])])
     with atomic_file(output) as array, atomic_file(Path(f"{output}.csv")) as table:
-        np.save(array, np.frombuffer(values, dtype).reshape(len(listed) - 1, -1))
-        table.write(csv_text(listed).encode(errors="surrogateescape"))
+        np.save(array, np.frombuffer(values, dtype).reshape(len(name_rows) - 1, -1))
+        table.write(csv_text(name_rows).encode(errors="surrogateescape"))

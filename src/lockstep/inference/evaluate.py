@@ -40,7 +40,8 @@ from lockstep.system.redaction import redact
 from lockstep.system.terminal import show_table
 from lockstep.system.text import join_names, plural, similar_names
 
-Found = tuple[Splits, str, dict[str, str]]  # images, the name of the part to evaluate, and messages
+# images, their selection (val, test or all), and messages
+Found = tuple[Splits, str, dict[str, str]]
 
 
 def evaluate(
@@ -54,16 +55,16 @@ def evaluate(
     if options.output is not None or options.pictures is not None:
         predict.refuse_custom_module(config, "lockstep eval with --output or --pictures")
     with open_session(folder, config, world) as session:
-        data, chosen, notes = _load_data(session, trained, options)
+        data, selection, notes = _load_data(session, trained, options)
         module, callbacks = run_parts.build_module(session, run_parts.image_format(data))
-        part = "val" if chosen == "val" else "test"
-        _refuse_unfit(config, module, part, options)
+        split = "val" if selection == "val" else "test"
+        _refuse_unfit(config, module, split, options)
         trainer = run_parts.lightning_trainer(
             session, module, callbacks=callbacks, logger=False, enable_checkpointing=False
         )
-        measure = trainer.test if part == "test" else trainer.validate
+        measure = trainer.test if split == "test" else trainer.validate
         measure(module, data, ckpt_path=trained.checkpoint, weights_only=True, verbose=False)
-        images = data.splits.parts[part].head(data.batches(part).num_epoch_samples)
+        images = data.splits.parts[split].head(data.batches(split).num_epoch_samples)
         metrics = metrics_of(trainer, module)
         outcomes = reliability.of(trainer)
         findings = outcomes and outcomes.findings
@@ -80,10 +81,10 @@ def evaluate(
             "run": str(trained.folder.path),
             "checkpoint": str(trained.checkpoint),
             "data": place,
-            "split": chosen,
+            "split": selection,
             "images": len(images),
             "metrics": {
-                name.removeprefix(f"{part}/"): value for name, value in sorted(metrics.items())
+                name.removeprefix(f"{split}/"): value for name, value in sorted(metrics.items())
             },
         }
         if session.rank == 0:
@@ -120,18 +121,18 @@ def evaluate(
 def _load_data(
     session: Session, trained: TrainedRun, options: EvalOptions
 ) -> tuple[ImageData, str, dict[str, str]]:
-    """Return the data to evaluate, the name of the part that is evaluated, and messages.
+    """Return the data to evaluate, the selection (val, test or all), and messages.
 
     Every rank must call it.
     """
     if options.may_differ:
-        saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
-        other = find_images(
-            session, trained.folder, ImageFormat(**saved["image_format"]), options.split
+        contents = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
+        result = find_images(
+            session, trained.folder, ImageFormat(**contents["image_format"]), options.split
         )
-        if other is not None:
-            images, chosen, notes = other
-            return run_parts.serve_images(session, images), chosen, notes
+        if result is not None:
+            images, selection, notes = result
+            return run_parts.serve_images(session, images), selection, notes
     if options.split == "all":
         raise ConfigError(
             Error(
@@ -145,9 +146,9 @@ def _load_data(
 
 
 def _refuse_unfit(
-    config: Config, module: L.LightningModule, part: str, options: EvalOptions
+    config: Config, module: L.LightningModule, split: str, options: EvalOptions
 ) -> None:
-    """Raise ConfigError if the module cannot be evaluated on the part, or with these options."""
+    """Raise ConfigError if the module cannot be evaluated on the split, or with these options."""
     is_ours = isinstance(module, Classifier)
     if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
         raise ConfigError(
@@ -160,7 +161,7 @@ def _refuse_unfit(
         )
     if is_ours:
         ranking_argument(module, options.top_k)
-    step = "test_step" if part == "test" else "validation_step"
+    step = "test_step" if split == "test" else "validation_step"
     if not is_overridden(step, module):
         raise ConfigError(
             Error("missing", f"module._target_={config.module.target}", f"has no {step}", "add one")
@@ -196,22 +197,25 @@ def find_images(
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, completes_splits=False, is_other=True)
         _refuse_similar_classes(files.table, form.class_names)
-        shared = data_record.overlap(run, files.table)
-        if shared is None:
+        overlap = data_record.overlap(run, files.table)
+        if overlap is None:
             return None
-        again = shared.trained
-        if split is None and 2 * len(again) > shared.num_trained:
+        repeated_names = overlap.trained
+        if split is None and 2 * len(repeated_names) > overlap.num_trained:
             raise ValueError(
-                f"the data has {len(again)} of the {shared.num_trained} training images, "
-                f"such as {again[0]}: "
+                f"the data has {len(repeated_names)} of the {overlap.num_trained} training images, "
+                f"such as {repeated_names[0]}: "
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
         if split in ("val", "test") and split not in files.table.splits:
             files = files_of(section, is_other=True, kept=data_record.recorded_splits(run))
         table = _match_classes(files.table, form.class_names)
-        chosen = split or ("test" if "test" in table.splits else "all")
-        rows = np.arange(len(table.names)) if chosen == "all" else table.splits[chosen]
-        splits = {part: rows if part in (chosen, "test") else rows[:1] for part in SPLIT_FOLDERS}
+        selection = split or ("test" if "test" in table.splits else "all")
+        rows = np.arange(len(table.names)) if selection == "all" else table.splits[selection]
+        splits = {
+            split_name: rows if split_name in (selection, "test") else rows[:1]
+            for split_name in SPLIT_FOLDERS
+        }
         memory = "once" if section.memory == "auto" else section.memory
         images = replace(files, table=replace(table, splits=splits)).splits(memory)
         if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
@@ -222,19 +226,21 @@ def find_images(
         notes = {
             "data": (
                 "not that of the run: "
-                f"{'all of its images' if chosen == 'all' else f'its {chosen} images'}"
+                f"{'all of its images' if selection == 'all' else f'its {selection} images'}"
             )
         }
-        if shared.replaced:
-            names = join_names(shared.replaced, 1)
-            notes["other contents"] = f"than the images of the run with the same names: {names}"
-        if absent := images.absent_classes("test"):
-            notes["no image"] = f"of {join_names(absent, 10)}"
-        if again := sorted({*again}.intersection(images.test.names)):
-            notes["same name"] = (
-                f"as a training image: {join_names(again, 1)}; are they other images?"
+        if overlap.replaced:
+            replaced_names = join_names(overlap.replaced, 1)
+            notes["other contents"] = (
+                f"than the images of the run with the same names: {replaced_names}"
             )
-        return replace(images, statistics=identity_statistics(shape[0])), chosen, notes
+        if absent_classes := images.absent_classes("test"):
+            notes["no image"] = f"of {join_names(absent_classes, 10)}"
+        if repeated_names := sorted({*repeated_names}.intersection(images.test.names)):
+            notes["same name"] = (
+                f"as a training image: {join_names(repeated_names, 1)}; are they other images?"
+            )
+        return replace(images, statistics=identity_statistics(shape[0])), selection, notes
 
     return run_parts.once_a_node(
         session.config.data,
@@ -245,10 +251,10 @@ def find_images(
     )
 
 
-def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
-    """Raise ValueError for a class that only looks like one of `known`, such as Cat and cat."""
-    others = [name for name in table.class_names if name not in known]
-    alike = similar_names([*others, *known]) if others else ""
+def _refuse_similar_classes(table: ImageTable, run_classes: Sequence[str]) -> None:
+    """Raise ValueError for a class that only looks like one of the run, such as Cat and cat."""
+    foreign_classes = [name for name in table.class_names if name not in run_classes]
+    alike = similar_names([*foreign_classes, *run_classes]) if foreign_classes else ""
     if alike:
         raise ValueError(
             f"{table.setting} has classes that only look like those of the run, {alike}: "
@@ -256,20 +262,20 @@ def _refuse_similar_classes(table: ImageTable, known: Sequence[str]) -> None:
         )
 
 
-def _match_classes(table: ImageTable, known: Sequence[str]) -> ImageTable:
-    """Give classes the numbers of their names in `known`.
+def _match_classes(table: ImageTable, run_classes: Sequence[str]) -> ImageTable:
+    """Give classes the numbers of their names in `run_classes`.
 
     Raises ValueError for other classes, and for other columns.
     """
     is_one_each = table.targets.ndim == 1
-    others = [name for name in table.class_names if name not in known]
-    if others or not (is_one_each or table.class_names == tuple(known)):
+    foreign_classes = [name for name in table.class_names if name not in run_classes]
+    if foreign_classes or not (is_one_each or table.class_names == tuple(run_classes)):
         raise ValueError(
             f"{table.setting} has classes that the run does not have: "
-            f"{join_names(others or table.class_names, 10)}. "
-            f"Its classes are {', '.join(known)}: rename the others, or leave them out."
+            f"{join_names(foreign_classes or table.class_names, 10)}. "
+            f"Its classes are {', '.join(run_classes)}: rename the others, or leave them out."
         )
     if not is_one_each:
         return table
-    numbers = np.array([known.index(name) for name in table.class_names])
-    return replace(table, targets=numbers[table.targets], class_names=tuple(known))
+    numbers = np.array([run_classes.index(name) for name in table.class_names])
+    return replace(table, targets=numbers[table.targets], class_names=tuple(run_classes))

@@ -130,7 +130,7 @@ def export(
     the network cannot be exported.
     """
     predict.refuse_custom_module(config, "lockstep export")
-    threshold, text = selective.threshold_of(checkpoint, config, max_error)
+    threshold, message = selective.threshold_of(checkpoint, config, max_error)
     with (
         open_session(run, config, None) as session,
         warnings.catch_warnings(),
@@ -142,11 +142,11 @@ def export(
         form, view = module.image_format, predict.view_of(config, module.image_format)
         exported = Exported(module, view, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
-        names = [str(name) for name in form.class_names]
+        class_names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
         facts |= {
             "predictions": module.task.named,
-            "class_names": names,
+            "class_names": class_names,
             "image_shape": form.image_shape,
         }
         if not form.is_float:
@@ -162,13 +162,13 @@ def export(
         warnings.simplefilter("ignore")
         logging.disable()
         try:
-            make, by = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
+            make, runtime = (_onnx, "onnxruntime") if output.suffix == ".onnx" else (_pt2, "torch")
             with contextlib.redirect_stderr(io.StringIO()):
                 content, running = make(
                     _program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False)
                 )
             pictures = enumerate(_pictures(images))
-            differences = [_differences(module, exported, running, *each) for each in pictures]
+            differences = [_differences(module, exported, running, *pair) for pair in pictures]
         except ImageError:
             raise
         # Custom code, an operator that ONNX lacks, or the file on other images can fail here.
@@ -182,17 +182,23 @@ def export(
                 )
             ) from error
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
-        checked = plural(len(differences), "test image")
+        image_count = plural(len(differences), "test image")
         if not largest <= LIMIT:  # The negation also catches NaN.
             json_output.fail(
                 f"{display_path(output)} was not written: "
-                f"its predictions for {checked} differ by up to {largest:.2g}, more than {LIMIT:g}"
+                f"its predictions for {image_count} differ by up to {largest:.2g}, "
+                f"more than {LIMIT:g}"
             )
             return EXIT_FAILED
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(output) as file:
             file.write(content)
-    checks = {"images": len(differences), "by": by, "largest_difference": largest, "limit": LIMIT}
+    checks = {
+        "images": len(differences),
+        "by": runtime,
+        "largest_difference": largest,
+        "limit": LIMIT,
+    }
     checks |= {"largest_scaled_difference": largest_scaled}
     answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(
@@ -203,9 +209,13 @@ def export(
         ("inside", "" if form.is_float else f"{view.text}; normalization"),
         (
             "predictions",
-            f"{module.task.named}: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}",
+            f"{module.task.named}: {', '.join(class_names[:10])}"
+            f"{', ...' if len(class_names) > 10 else ''}",
         ),
-        ("checked", f"{checked} by {by}, differences up to {largest:.1g} (limit {LIMIT:g})"),
+        (
+            "checked",
+            f"{image_count} by {runtime}, differences up to {largest:.1g} (limit {LIMIT:g})",
+        ),
     ]
     if not form.is_float:
         scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
@@ -214,7 +224,7 @@ def export(
         rows.insert(
             3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}")
         )
-    print(text, end="")
+    print(message, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0
 
@@ -245,8 +255,8 @@ def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> 
     )
     shapes = ({axis: Dim(name) for axis, name in axes.items()},)
     program = torch.export.export(exported, (images,), dynamic_shapes=shapes)
-    for part in program.graph_module.modules():  # This includes the blocks of torch.no_grad.
-        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+    for submodule in program.graph_module.modules():  # This includes the blocks of torch.no_grad.
+        for node in submodule.graph.nodes if isinstance(submodule, GraphModule) else ():
             # These are paths and lines of the code, which both formats would contain.
             node.meta.pop("stack_trace", None)
     return program
@@ -265,22 +275,22 @@ def _onnx(
     import onnxruntime
 
     outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]
-    names: Any = {
+    options: Any = {
         "input_names": ["images"],
         "output_names": outputs,
         "dynamic_shapes": (dict(axes),),
     }
-    made = torch.onnx.export(program, dynamo=True, verbose=False, **names)
-    assert made is not None
-    made.model.metadata_props["lockstep"] = metadata
-    content = made.model_proto.SerializeToString()
+    onnx_program = torch.onnx.export(program, dynamo=True, verbose=False, **options)
+    assert onnx_program is not None
+    onnx_program.model.metadata_props["lockstep"] = metadata
+    content = onnx_program.model_proto.SerializeToString()
     running = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(images: Tensor) -> Any:
-        found = [
+        tensors = [
             torch.from_numpy(values) for values in running.run(None, {"images": images.numpy()})
         ]
-        return found if len(outputs) > 1 else found[0]
+        return tensors if len(outputs) > 1 else tensors[0]
 
     return content, run
 
@@ -312,14 +322,16 @@ def _differences(
     """
     images = torch.cat([picture, picture.flip(3)])[: 1 + number % 2]
     scaled = exported.view.scale(images)
-    expected = predict.predictions(module, exported.view.crop(scaled))
-    differences = [_difference(exported, running(each), expected) for each in (scaled, images)]
+    reference = predict.predictions(module, exported.view.crop(scaled))
+    differences = [_difference(exported, running(batch), reference) for batch in (scaled, images)]
     return torch.stack(differences)
 
 
-def _difference(exported: Exported, outputs: Any, expected: Tensor) -> Tensor:
-    found, wrong = outputs, torch.tensor(False)
+def _difference(exported: Exported, outputs: Any, reference: Tensor) -> Tensor:
+    predictions, has_other_answer = outputs, torch.tensor(False)
     if exported.threshold is not None:
-        found, answer = outputs
-        wrong = (answer != selective.answers(found, exported.threshold)).any()
-    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).maximum(wrong)
+        predictions, answer = outputs
+        has_other_answer = (answer != selective.answers(predictions, exported.threshold)).any()
+    return ((predictions - reference).abs().max() / reference.abs().max().clamp(min=1)).maximum(
+        has_other_answer
+    )

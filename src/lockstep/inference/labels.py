@@ -92,7 +92,7 @@ def _judge(
     calibrated, fraction = confident_learning.calibrate(labels, probabilities)
     rows: list[list[Any]] = []
     for row in confident_learning.order(labels, probabilities).tolist():
-        file, label, *_, part = lines[row]
+        file, label, *_, split = lines[row]
         cells = [
             file,
             label,
@@ -100,7 +100,7 @@ def _judge(
             float(probabilities[row, labels[row]]),
             int(is_suspicious[row]),
         ]
-        rows.append([*cells, part if is_run else "train"])
+        rows.append([*cells, split if is_run else "train"])
     facts = {
         "images": len(labels),
         "suspicious": int(is_suspicious.sum()),
@@ -118,13 +118,13 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     """Draw the images of the first rows."""
     from lockstep.callbacks import plots
 
-    at = {
-        str(name): (part.pixels, row)
-        for part in images.parts.values()
-        for row, name in enumerate(part.names)
+    locations = {
+        str(name): (split_images.pixels, row)
+        for split_images in images.parts.values()
+        for row, name in enumerate(split_images.names)
     }
     # Images that are not judged, or were removed with changed_data=accept, are left out.
-    rows = [row for row in rows if row[2] and row[0] in at]
+    rows = [row for row in rows if row[2] and row[0] in locations]
     captions = []
     for name, label, suggested, score, *_ in rows:
         better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
@@ -135,8 +135,8 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
             f"score {score:.4f}",
         ]
         captions.append("\n".join(lines))
-    shown = [plots.picture(*at[row[0]]) for row in rows]
-    plots.write_sheet(path, [shown], captions, [not row[4] for row in rows], title)
+    pictures = [plots.picture(*locations[row[0]]) for row in rows]
+    plots.write_sheet(path, [pictures], captions, [not row[4] for row in rows], title)
 
 
 def _show(facts: dict[str, Any]) -> None:

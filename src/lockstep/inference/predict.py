@@ -50,10 +50,10 @@ def predict(
     config, output = trained.config, options.output
     refuse_custom_module(config, "lockstep predict")
     with open_session(folder, config, world) as session:
-        threshold, text = together(
+        threshold, message = together(
             lambda: selective.threshold_of(trained.checkpoint, config, options.max_error)
         )
-        print(text if session.rank == 0 else "", end="", flush=True)
+        print(message if session.rank == 0 else "", end="", flush=True)
         module = load_network(session, trained.checkpoint)
         images = images_of(session, trained.folder, options.source, module.image_format)
         ranks = ranking_argument(module, options.top_k, is_shown=output is None)
@@ -120,14 +120,14 @@ def load_network(session: Session, checkpoint: Path) -> Classifier:
 
     Every rank must call it.
     """
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
     # Threads call the network, and the switches of the compiler apply to the complete process.
     if session.device.type == "cpu":
         session = replace(session, config=session.config.model_copy(update={"compile": False}))
-    module = networks.classifier(session, ImageFormat(**saved["image_format"]), total_steps=1)
-    module.load_state_dict(saved["state_dict"])
+    module = networks.classifier(session, ImageFormat(**contents["image_format"]), total_steps=1)
+    module.load_state_dict(contents["state_dict"])
     if session.config.calibrate:
-        calibration.restore(module, saved)
+        calibration.restore(module, contents)
     return module.to(session.device).eval()
 
 
@@ -140,7 +140,7 @@ def view_of(config: Config, image_format: ImageFormat) -> View:
     arguments, size = config.data.arguments(), image_format.image_shape[1:]
     if config.data.target not in OF_FILES or arguments["image_size"] is None:
         return View.from_keys(size, "auto", "crop", "auto", arguments.get("background", "white"))
-    return View.from_keys(size, *(arguments[name] for name in VIEW_KEYS[1:]))
+    return View.from_keys(size, *(arguments[key] for key in VIEW_KEYS[1:]))
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:
@@ -200,17 +200,17 @@ def write_probabilities(
 
     Every rank must call it. The images must have classes.
     """
-    names, classes = module.image_format.class_names, images.classes
+    class_names, classes = module.image_format.class_names, images.classes
     assert classes is not None
 
     def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         probabilities = predictions(module, pixels)
         rows: list[list[str]] = []
-        for at, values in zip(positions.tolist(), probabilities, strict=True):
-            labels = [names[classes[at]], names[int(values.argmax())]]
+        for position, values in zip(positions.tolist(), probabilities, strict=True):
+            labels = [class_names[classes[position]], class_names[int(values.argmax())]]
             rows.append(
                 [
-                    str(images.names[at]),
+                    str(images.names[position]),
                     *labels,
                     *(f"{value:.6f}" for value in values.tolist()),
                     fold,
@@ -218,7 +218,7 @@ def write_probabilities(
             )
         return rows
 
-    head = ["file", "truth", "prediction", *names, "fold"]
+    head = ["file", "truth", "prediction", *class_names, "fold"]
     write_rows(
         session,
         module.image_format,

@@ -34,13 +34,13 @@ class PredictionRows:
     @property
     def head(self) -> list[str]:
         """Names of the columns."""
-        names = self.module.image_format.class_names
-        predicted = self.module.task.columns(names, **self.ranks)
+        class_names = self.module.image_format.class_names
+        prediction_columns = self.module.task.columns(class_names, **self.ranks)
         if not self.has_truth:
-            return ["file", *predicted]
+            return ["file", *prediction_columns]
         is_one_class = isinstance(self.module.task, Classification)
-        truth = ["truth"] if is_one_class else [f"true_{name}" for name in names]
-        return ["file", *truth, *predicted, "loss"]
+        truth = ["truth"] if is_one_class else [f"true_{name}" for name in class_names]
+        return ["file", *truth, *prediction_columns, "loss"]
 
     def __call__(self, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
         """Return the rows of images by positions (n,), pixels (n, C, H, W) and targets (n, ...).
@@ -51,20 +51,20 @@ class PredictionRows:
         task, inputs = self.module.task, pixels.to(self.module.device)
         with torch.inference_mode():
             outputs = self.module(inputs)
-            predicted = task.predictions(self.module.calibration(outputs))
-            if predicted.dim() != 2:
+            predictions = task.predictions(self.module.calibration(outputs))
+            if predictions.dim() != 2:
                 raise ConfigError(
                     Error(
                         "unsupported",
                         self.task_target,
-                        f"predicts shapes {tuple(predicted.shape[1:])}, "
+                        f"predicts shapes {tuple(predictions.shape[1:])}, "
                         "and a file has rows of numbers",
                         "use lockstep.load in Python",
                     )
                 )
-            cells = task.cells(predicted, self.module.image_format.class_names, **self.ranks)
+            cells = task.cells(predictions, self.module.image_format.class_names, **self.ranks)
             if self.threshold is not None:
-                has_no_answer = selective.answers(predicted, self.threshold) < 0
+                has_no_answer = selective.answers(predictions, self.threshold) < 0
                 for row in has_no_answer.nonzero().flatten().tolist():
                     cells[row][0] = selective.UNKNOWN
             files = [str(self.names[position]) for position in positions.tolist()]
@@ -111,17 +111,18 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
 
     Raises ConfigError unless there is one for each column.
     """
-    names = module.image_format.class_names
+    class_names = module.image_format.class_names
     if isinstance(module.task, Classification):
-        return [[str(names[number])] for number in targets.tolist()]
+        return [[str(class_names[number])] for number in targets.tolist()]
     rows = targets.reshape(len(targets), -1)
-    if rows.shape[1] != len(names):
+    if rows.shape[1] != len(class_names):
         raise ConfigError(
             Error(
                 "unsupported",
                 "--output",
                 "needs one number for each column, and the data has "
-                f"targets of shape {tuple(targets.shape[1:])} for {len(names)} {module.task.named}",
+                f"targets of shape {tuple(targets.shape[1:])} "
+                f"for {len(class_names)} {module.task.named}",
             )
         )
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]

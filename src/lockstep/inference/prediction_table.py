@@ -27,18 +27,18 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
     """Let `write` write rows of predictions, and print how many images have an answer."""
     is_answer = Counter[bool]()
 
-    def counted() -> Iterator[str]:
-        for text in chunks:
-            is_answer.update(row[1] != UNKNOWN for row in _read_rows([text]))
-            yield text
+    def counted_chunks() -> Iterator[str]:
+        for chunk in chunks:
+            is_answer.update(row[1] != UNKNOWN for row in _read_rows([chunk]))
+            yield chunk
 
-    write(counted())
+    write(counted_chunks())
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
 def _read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
-    for text in chunks:
-        for row in csv.reader(io.StringIO(text, newline="")):
+    for chunk in chunks:
+        for row in csv.reader(io.StringIO(chunk, newline="")):
             yield [uncell(cell) for cell in row]
 
 
@@ -61,7 +61,7 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     """Print rows of predictions, which are CSV in the columns `heads`, after the last one."""
     # This function created the rows. Those of other tasks are printed unchanged.
     is_of = type(task).cells
-    shown, counts, doubts, num_images = (
+    rows, counts, doubts, num_images = (
         list[list[str]](),
         Counter[str](),
         list[tuple[float, str]](),
@@ -79,25 +79,27 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
             labels = sorted(
                 zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0]
             )
-            found = [name for value, name in labels if value >= MIN_PROBABILITY]
-            counts.update(found or ["none"])
-            cells = [", ".join(f"{name} {value:.4f}" for value, name in labels[: len(found) or 1])]
-        if len(shown) < MAX_ROWS:
-            shown.append([file, *cells])
+            image_labels = [name for value, name in labels if value >= MIN_PROBABILITY]
+            counts.update(image_labels or ["none"])
+            cells = [
+                ", ".join(f"{name} {value:.4f}" for value, name in labels[: len(image_labels) or 1])
+            ]
+        if len(rows) < MAX_ROWS:
+            rows.append([file, *cells])
     heads = ["file", "labels"] if is_of is Multilabel.cells else heads
-    numbers = (
+    number_columns = (
         heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
     )
-    texts = [head for head in heads if head not in numbers]
+    text_columns = [head for head in heads if head not in number_columns]
     out = terminal()
-    print_table(new_table(heads, shown, out, right=numbers, wraps=texts), out)
+    print_table(new_table(heads, rows, out, right=number_columns, wraps=text_columns), out)
     if num_images > 1:
         out.print()
-        found = join_names(
+        summary = join_names(
             [f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES
         )
-        print_line(out, ": ".join(filter(None, [plural(num_images, "image"), found])))
+        print_line(out, ": ".join(filter(None, [plural(num_images, "image"), summary])))
     if num_images > MAX_ROWS:
         if doubts:
-            print_line(out, f"Least certain: {', '.join(text for _, text in doubts)}")
+            print_line(out, f"Least certain: {', '.join(doubt for _, doubt in doubts)}")
         print_line(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")

@@ -47,16 +47,16 @@ def calibrate(
         return
     if best is not None:
         module.load_state_dict(_read(best)["state_dict"])
-    own = _own_outputs(module.to(session.device).eval(), data)
-    if not all(gather_objects(own is not None)):
+    outputs = _own_outputs(module.to(session.device).eval(), data)
+    if not all(gather_objects(outputs is not None)):
         return
-    assert own is not None
-    names = module.image_format.class_names
-    entry = calibration.fit(*own[:2], names, session.device)
+    assert outputs is not None
+    class_names = module.image_format.class_names
+    entry = calibration.fit(*outputs[:2], class_names, session.device)
     calibration.restore(module, {"calibration": entry})
-    outcomes = Outcomes(module.task, module.calibration, len(names))
-    for part in zip(*(each.split(calibration.ROWS) for each in own), strict=True):
-        outcomes.update(*(each.to(session.device) for each in part))
+    outcomes = Outcomes(module.task, module.calibration, len(class_names))
+    for chunk in zip(*(tensor.split(calibration.ROWS) for tensor in outputs), strict=True):
+        outcomes.update(*(tensor.to(session.device) for tensor in chunk))
     keep(session, module, best, "val", outcomes.findings())
 
 
@@ -68,21 +68,24 @@ def keep(
     Without `best` it is stored in the last checkpoint, if that has the weights of the module. This
     is the case if both have the same step. Every rank must call it.
     """
-    own = module.calibration
-    if not isinstance(own, calibration.Calibration):
+    module_calibration = module.calibration
+    if not isinstance(module_calibration, calibration.Calibration):
         return
     if findings is not None and not findings.is_multilabel:
         confidences, is_right = (
             torch.from_numpy(findings.probabilities).float(),
             torch.from_numpy(findings.hits),
         )
-        own.entry = {**own.entry, split: {"confidences": confidences, "is_right": is_right}}
-    path, entry = best or session.folder.last_checkpoint, own.entry
+        module_calibration.entry = {
+            **module_calibration.entry,
+            split: {"confidences": confidences, "is_right": is_right},
+        }
+    path, entry = best or session.folder.last_checkpoint, module_calibration.entry
 
     def write() -> None:
-        saved = _read(path) if path.exists() else {}
-        if best is not None or saved.get("global_step") == module.global_step:
-            checkpoint_io.write(saved | {"calibration": entry}, path)
+        contents = _read(path) if path.exists() else {}
+        if best is not None or contents.get("global_step") == module.global_step:
+            checkpoint_io.write(contents | {"calibration": entry}, path)
 
     together(lambda: write() if session.rank == 0 else None)
 
@@ -98,21 +101,21 @@ def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, T
     from 0 to C - 1, which a custom loss may ignore, are left out. Returns None for outputs that are
     maps.
     """
-    found = []
+    batches = []
     with torch.inference_mode():
         for batch in data.val_dataloader():
-            if found and not len(batch.indices):
+            if batches and not len(batch.indices):
                 continue
-            moved = data.transfer_batch_to_device(batch, module.device, 0)
-            outputs = module(moved.inputs).cpu()
+            device_batch = data.transfer_batch_to_device(batch, module.device, 0)
+            outputs = module(device_batch.inputs).cpu()
             labels = labels_of(module.task, outputs, batch.targets.cpu())
             if labels is None:
                 return None
             is_known = (
                 slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
             )
-            found.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
-    outputs, labels, indices = (torch.cat(parts) for parts in zip(*found, strict=True))
+            batches.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
+    outputs, labels, indices = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
     return outputs, labels, indices
 
 
@@ -155,7 +158,7 @@ def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Arr
         at.ravel(), gaps.ravel() / gaps.shape[1], NUM_BINS * (units.max() + 1)
     ).reshape(-1, NUM_BINS)
     scores = np.stack([np.ones(len(units)), quality.nll, quality.brier])
-    return np.column_stack([*(np.bincount(units, each) for each in scores), gaps_of]).astype(
+    return np.column_stack([*(np.bincount(units, values) for values in scores), gaps_of]).astype(
         np.float64
     )
 
@@ -167,16 +170,16 @@ def _scores(sums: Array) -> dict[str, dict[str, float]]:
     value, which removes this error (the basic bootstrap: Davison and Hinkley 1997, 5.6).
     """
     draw, count = np.random.default_rng(0), len(sums)
-    drawn = (draw.integers(count, size=count) for _ in range(NUM_RESAMPLES))
+    resamples = (draw.integers(count, size=count) for _ in range(NUM_RESAMPLES))
     with np.errstate(invalid="ignore"):  # An infinite NLL may be multiplied by 0.
-        found = np.stack(
-            [sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in drawn)]
+        totals = np.stack(
+            [sums.sum(0), *(np.bincount(units, minlength=count) @ sums for units in resamples)]
         )
-    found = np.column_stack([found[:, 1:3], abs(found[:, 3:]).sum(1)]) / found[:, :1]
-    value, (low, high) = found[0], np.percentile(found[1:], [2.5, 97.5], axis=0)
+    scores = np.column_stack([totals[:, 1:3], abs(totals[:, 3:]).sum(1)]) / totals[:, :1]
+    value, (low, high) = scores[0], np.percentile(scores[1:], [2.5, 97.5], axis=0)
     low[2], high[2] = np.maximum(0, 2 * value[2] - [high[2], low[2]])
     rows = zip(SCORES, value.tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: {"value": mean, "low": least, "high": most} for name, mean, least, most in rows}
+    return {name: {"value": mean, "low": lower, "high": upper} for name, mean, lower, upper in rows}
 
 
 def report_test(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
@@ -185,8 +188,8 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
     It also adds the confidences to the checkpoint. Every rank must call it.
     """
     trainer = module.trainer
-    found = reliability.of(trainer)
-    if found is None or found.findings is None:
+    outcomes = reliability.of(trainer)
+    if outcomes is None or outcomes.findings is None:
         return {}
     assert isinstance(module, Classifier)
     keep(
@@ -194,18 +197,20 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
         module,
         Path(trainer.ckpt_path) if trainer.ckpt_path else None,
         "test",
-        found.findings,
+        outcomes.findings,
     )
     if session.rank > 0:
         return {}
     result = report(
-        found.findings, data.splits.test.groups, getattr(module.calibration, "entry", UNCALIBRATED)
+        outcomes.findings,
+        data.splits.test.groups,
+        getattr(module.calibration, "entry", UNCALIBRATED),
     )
     if not session.config.silent:
         show(result, "test probabilities")
-    if found.findings.is_multilabel:
+    if outcomes.findings.is_multilabel:
         return {"calibration": result}
-    interval = class_report.accuracy_interval(found.findings, data.splits.test.groups or ())
+    interval = class_report.accuracy_interval(outcomes.findings, data.splits.test.groups or ())
     return {"calibration": result, "accuracy_interval": interval}
 
 
@@ -222,18 +227,20 @@ def show(result: dict[str, Any], title: str = "probabilities") -> None:
     )
     rows = []
     for key, name in SCORES.items():
-        *_, last = scores = [result[way][key] for way in ways]
+        *_, last_score = scores = [result[way][key] for way in ways]
         cells = [measure(score["value"]) for score in scores]
-        rows.append([name, *cells, f"{measure(last['low'])} to {measure(last['high'])}"])
+        rows.append(
+            [name, *cells, f"{measure(last_score['low'])} to {measure(last_score['high'])}"]
+        )
     print_table(new_table([title, *ways, interval], rows, out, right=ways), out)
     if "calibrated" in result:
-        what = (
+        parameters = (
             f"temperature {result['temperature']:.3g}"
             if "temperature" in result
             else "slope and offset of labels"
         )
-        fitted = f"{what}, fitted on {plural(result['num_images'], 'validation image')}"
-        text = "; ".join(filter(None, [fitted, result["note"]]))
+        fit = f"{parameters}, fitted on {plural(result['num_images'], 'validation image')}"
+        description = "; ".join(filter(None, [fit, result["note"]]))
     else:
-        text = f"none: {result['note']}"
-    print_line(out, f"calibration: {text}")
+        description = f"none: {result['note']}"
+    print_line(out, f"calibration: {description}")

@@ -85,19 +85,19 @@ def write_rows(
 
 
 def _take_chunks(
-    session: Session, images: Images, rows_of: RowsOf, size: int, name: str
+    session: Session, images: Images, rows_of: RowsOf, size: int, counter_name: str
 ) -> Iterator[Chunk]:
     """Yield computed chunks of `size` images.
 
-    This rank takes the next chunk when it is free. A `name` can be used only once.
+    This rank takes the next chunk when it is free. A `counter_name` can be used only once.
     """
     runs = torch.arange(len(images)).split(size)
-    counts = itertools.takewhile(lambda count: count < len(runs), shared_count(name))
-    taken = ((count, runs[count]) for count in counts)
+    counts = itertools.takewhile(lambda count: count < len(runs), shared_count(counter_name))
+    numbered_runs = ((count, runs[count]) for count in counts)
     # Otherwise a worker with many threads would take all of a few chunks.
     max_threads = min(torch.get_num_threads(), math.ceil(len(runs) / session.world_size))
     progress = Progress("Predicting", "images")
-    for chunk in compute_chunks(session.device, images, taken, rows_of, max_threads):
+    for chunk in compute_chunks(session.device, images, numbered_runs, rows_of, max_threads):
         yield chunk
         if session.rank == 0 and not session.config.silent:
             progress.show(chunk.number * size, len(images))
@@ -106,7 +106,7 @@ def _take_chunks(
 def compute_chunks(
     device: torch.device,
     images: Images,
-    numbered: Iterable[tuple[int, Tensor]],
+    numbered_runs: Iterable[tuple[int, Tensor]],
     rows_of: RowsOf,
     count: int,
 ) -> Iterator[Chunk]:
@@ -122,9 +122,15 @@ def compute_chunks(
     def chunk_of(
         number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]
     ) -> Chunk:
-        kept = [row for row, position in enumerate(positions.tolist()) if position not in errors]
+        readable_rows = [
+            row for row, position in enumerate(positions.tolist()) if position not in errors
+        ]
         # A network may fail on a batch without an image.
-        rows = rows_of(positions[kept], pixels[kept], targets[kept]) if kept else []
+        rows = (
+            rows_of(positions[readable_rows], pixels[readable_rows], targets[readable_rows])
+            if readable_rows
+            else []
+        )
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
 
     def work(
@@ -140,17 +146,17 @@ def compute_chunks(
         source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
     )
     max_pending = count if on_cpu else count + 1  # One more chunk is the one that the GPU computes.
-    parts, pending = iter(numbered), set[Future[Callable[[], Chunk]]]()
+    runs, futures = iter(numbered_runs), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
         while True:
-            for number, positions in itertools.islice(parts, max_pending - len(pending)):
-                pending.add(threads.submit(work, number, positions, *_read(images, positions)))
-            if not pending:
+            for number, positions in itertools.islice(runs, max_pending - len(futures)):
+                futures.add(threads.submit(work, number, positions, *_read(images, positions)))
+            if not futures:
                 return
-            done = next(as_completed(pending))
-            pending.remove(done)
-            yield done.result()()
+            future = next(as_completed(futures))
+            futures.remove(future)
+            yield future.result()()
     finally:
         # A signal ends the process regardless of what the threads compute.
         threads.shutdown(wait=False)
@@ -170,18 +176,18 @@ def prepare(output: Path) -> None:
     Raises ValueError if another process is writing `output`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    for hidden in output.parent.glob(".*"):
-        is_temporary = files.LEFTOVER.fullmatch(hidden.name) is not None
-        if not is_temporary or hidden.name.rsplit(".", 2)[0] != f".{output.name}":
+    for path in output.parent.glob(".*"):
+        is_temporary = files.LEFTOVER.fullmatch(path.name) is not None
+        if not is_temporary or path.name.rsplit(".", 2)[0] != f".{output.name}":
             continue
-        is_locked = files.is_locked(hidden)
+        is_locked = files.is_locked(path)
         if is_locked:
             raise ValueError(
                 f"{display_path(output)} is being written by another process: "
                 "wait for it to end, or choose another --output"
             )
         if is_locked is False:
-            files.remove(hidden)
+            files.remove(path)
 
 
 @contextlib.contextmanager
@@ -205,14 +211,14 @@ def write_chunks(path: Path, chunks: Iterable[Chunk]) -> Index:
     return path, offsets
 
 
-def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[str]:
+def join(indexes: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[str]:
     """Let `write` write the rows of all chunks in order, and return the errors of their images.
 
     Raises ImageError, inside `write`, if there are no rows, or if there are errors and `is_strict`.
     """
     errors: list[str] = []
     places = {
-        number: (path, offset) for path, offsets in found for number, offset in offsets.items()
+        number: (path, offset) for path, offsets in indexes for number, offset in offsets.items()
     }
 
     def rows() -> Iterator[str]:
@@ -227,9 +233,9 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
         if errors and (is_strict or not has_rows):
             raise ImageError(errors)
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         sources = {
-            path: held.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in found
+            path: stack.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in indexes
         }
         write(rows())
     return errors
@@ -238,5 +244,5 @@ def join(found: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list[s
 def write_table(output: Path, head: Sequence[str], rows: Iterable[str]) -> None:
     """Write a head and rows to a CSV file atomically."""
     with files.atomic_file(output) as file:
-        for text in itertools.chain([csv_text([head])], rows):
-            file.write(text.encode(errors="surrogateescape"))  # A file name need not be UTF-8.
+        for chunk in itertools.chain([csv_text([head])], rows):
+            file.write(chunk.encode(errors="surrogateescape"))  # A file name need not be UTF-8.

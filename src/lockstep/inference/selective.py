@@ -48,15 +48,17 @@ def choose(
     from scipy.special import bdtr
 
     order = np.argsort(-confidences, kind="stable")
-    ranked, wrong, n = confidences[order], np.cumsum(~is_right[order]), len(order)
-    sizes = ((size, allowed) for allowed in (1, 0) for size in range(1, n + 1))
-    first = next((size for size, allowed in sizes if bdtr(allowed, size, max_error) <= DOUBT), None)
-    if first is None:
+    ranked, num_wrong, n = confidences[order], np.cumsum(~is_right[order]), len(order)
+    sizes = ((size, num_errors) for num_errors in (1, 0) for size in range(1, n + 1))
+    min_size = next(
+        (size for size, num_errors in sizes if bdtr(num_errors, size, max_error) <= DOUBT), None
+    )
+    if min_size is None:
         return None
     ends, threshold = np.append(np.flatnonzero(ranked[1:] < ranked[:-1]) + 1, n), None
-    shares = np.linspace(max(first, n // 5), n, NUM_SHARES).round()
+    shares = np.linspace(max(min_size, n // 5), n, NUM_SHARES).round()
     for count in np.unique(ends[np.searchsorted(ends, shares)]).tolist():
-        if bdtr(wrong[count - 1], count, max_error) > DOUBT:
+        if bdtr(num_wrong[count - 1], count, max_error) > DOUBT:
             break
         threshold = float(ranked[count]) if count < n else 0.0
     return threshold
@@ -87,9 +89,9 @@ def threshold_of(
                 "leave it out, and read the probabilities of the rows",
             )
         )
-    saved = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
-    kept = saved.get("calibration", {})
-    if not config.calibrate or "val" not in kept:
+    contents = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    entry = contents.get("calibration", {})
+    if not config.calibrate or "val" not in entry:
         raise ConfigError(
             Error(
                 "missing",
@@ -99,7 +101,7 @@ def threshold_of(
                 "use the best checkpoint of a classification trained to its end",
             )
         )
-    if UNKNOWN in saved["image_format"]["class_names"]:
+    if UNKNOWN in contents["image_format"]["class_names"]:
         raise ConfigError(
             Error(
                 "conflict",
@@ -108,20 +110,23 @@ def threshold_of(
                 "rename the class",
             )
         )
-    names = {"val": "validation images", "test": "test images"}
-    found = [(name, kept[split]) for split, name in names.items() if split in kept]
-    parts = [(name, rows["confidences"].numpy(), rows["is_right"].numpy()) for name, rows in found]
+    titles = {"val": "validation images", "test": "test images"}
+    measurements = [(title, entry[split]) for split, title in titles.items() if split in entry]
+    samples = [
+        (title, rows["confidences"].numpy(), rows["is_right"].numpy())
+        for title, rows in measurements
+    ]
     # The images of all folds include the test images.
     if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
         rows, _, _, probabilities = tables.read([path])
         is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
         # This puts confidences that are the same in six digits on the same side of the threshold.
-        parts = [(f"images in {display_path(path)}", probabilities.max(1) + 5e-7, is_right)]
-    images, confidences, is_right = parts[0]
+        samples = [(f"images in {display_path(path)}", probabilities.max(1) + 5e-7, is_right)]
+    images, confidences, is_right = samples[0]
     threshold = choose(confidences, is_right, max_error)
     if threshold is None:
         rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
-        least = next(
+        alternative = next(
             (
                 f", or use {rate:g}"
                 for rate in rates
@@ -134,12 +139,12 @@ def threshold_of(
                 "unsupported",
                 option,
                 f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
-                f"train with more of them{least}",
+                f"train with more of them{alternative}",
             )
         )
     promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
     head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
-    shares = [_share(threshold, *part) for part in parts]
+    shares = [_share(threshold, *sample) for sample in samples]
     # The test images did not choose the checkpoint.
     checks = [f"{share}: the independent check" for share in shares[1:]]
     return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
@@ -148,6 +153,6 @@ def threshold_of(
 def _share(
     threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]
 ) -> str:
-    answered = is_right[confidences > threshold]
-    count = f"{len(answered) / len(is_right):.1%} of {len(is_right):,} {images} are answered"
-    return f"{count}, {(~answered).sum():,} of {len(answered):,} wrong"
+    hits = is_right[confidences > threshold]
+    count = f"{len(hits) / len(is_right):.1%} of {len(is_right):,} {images} are answered"
+    return f"{count}, {(~hits).sum():,} of {len(hits):,} wrong"

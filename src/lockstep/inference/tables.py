@@ -22,9 +22,9 @@ def of_folds(run: RunFolder) -> Path | None:
     """
     if not run.fold_rows.exists():
         return None
-    *_, own = read_bytes(run.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
+    *_, run_rows = read_bytes(run.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
     files = sorted(run.path.parent.glob(OF_FOLDS))
-    return next((path for path in files if own in read_bytes(path, MAX_UNPACKED_BYTES)), None)
+    return next((path for path in files if run_rows in read_bytes(path, MAX_UNPACKED_BYTES)), None)
 
 
 def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
@@ -36,9 +36,10 @@ def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pro
     head, lines = list[str](), list[list[str]]()
     try:
         for path in paths:
-            text = read_bytes(path, MAX_UNPACKED_BYTES).decode(errors="surrogateescape")
+            content = read_bytes(path, MAX_UNPACKED_BYTES).decode(errors="surrogateescape")
             head, *rows = [
-                [uncell(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""))
+                [uncell(cell) for cell in row]
+                for row in csv.reader(io.StringIO(content, newline=""))
             ]
             lines += rows
         classes = head[3:-1]

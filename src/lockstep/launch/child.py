@@ -98,10 +98,10 @@ def _redirect(files: Mapping[int, Connection], log: Path | None) -> None:
             os.dup2(file.fileno(), 2)
     if 0 in files:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    for number, name in enumerate(("stdout", "stderr"), 1):
-        if getattr(sys, name) is None:  # It was closed in the server.
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
-        getattr(sys, name).reconfigure(line_buffering=True)
+    for number, stream_name in enumerate(("stdout", "stderr"), 1):
+        if getattr(sys, stream_name) is None:  # It was closed in the server.
+            setattr(sys, stream_name, open(number, "w", closefd=False))  # noqa: SIM115
+        getattr(sys, stream_name).reconfigure(line_buffering=True)
     output.outlive()
 
 

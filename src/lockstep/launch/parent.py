@@ -105,11 +105,11 @@ class Workers:
                         variables.setdefault(
                             "OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers))
                         )
-                    own_listener = listener if self._is_parallel and rank == 0 else None
+                    store_listener = listener if self._is_parallel and rank == 0 else None
                     work = partial(
                         worker.take_job,
                         self._job,
-                        own_listener,
+                        store_listener,
                         is_parallel=self._is_parallel,
                     )
                     self._processes.append(
@@ -128,15 +128,15 @@ class Workers:
         if not self._processes:  # The server died.
             self._show_failure()
             return EXIT_FAILED
-        alive = [process for process in self._processes if process.exitcode is None]
+        live_processes = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
             self._look_for_failure()
-        if not alive:
+        if not live_processes:
             return self._outcome([process.exitcode or 0 for process in self._processes])
         if time.monotonic() > self._deadline_s:
-            for process in alive:
+            for process in live_processes:
                 process.kill()
-        wait([process.sentinel for process in alive], timeout_s)
+        wait([process.sentinel for process in live_processes], timeout_s)
         return None
 
     def forward(self, numbers: Sequence[int]) -> None:
@@ -177,9 +177,9 @@ class Workers:
         A rank that died by a signal comes before those that failed because of it.
         """
         ends = [(rank, process.exitcode) for rank, process in enumerate(self._processes)]
-        failed = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
-        if failed:
-            self._first_failed, code = min(failed, key=lambda end: end[1] >= 0)
+        failures = [(rank, code) for rank, code in ends if code not in (None, 0, EXIT_STOPPED)]
+        if failures:
+            self._first_failed, code = min(failures, key=lambda end: end[1] >= 0)
             self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
             if code < 0 and not self._aborted_by:
                 self._record_death(self._first_failed, code)
@@ -195,20 +195,22 @@ class Workers:
 
         Print it if that fails.
         """
-        text = heartbeat.end_of(self._job.folder, rank, f"rank {rank} of {self._num_workers}", code)
+        report = heartbeat.end_of(
+            self._job.folder, rank, f"rank {rank} of {self._num_workers}", code
+        )
         try:
-            write_atomically(self._job.folder.failure, text)
+            write_atomically(self._job.folder.failure, report)
         except OSError:
-            print(text, end="", file=sys.stderr, flush=True)
+            print(report, end="", file=sys.stderr, flush=True)
 
     def _outcome(self, codes: Sequence[int]) -> int:
-        job, received = self._job, self._forwarded[0] if self._forwarded else 0
+        job, first_signal = self._job, self._forwarded[0] if self._forwarded else 0
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
             return worker.end_aborted(job, self._aborted_by, has_record=True)
-        if received and job.is_unsaved:
-            code = 128 + received
+        if first_signal and job.is_unsaved:
+            code = 128 + first_signal
             if {code, -signal.SIGKILL} & {*codes}:
-                report_end(received)
+                report_end(first_signal)
                 return code
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0

@@ -55,8 +55,8 @@ def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool
         raise ConfigError(*errors)
     saved_run.progress(folder)  # It raises an error for damaged files.
     if folder.is_locked():
-        where = display_path(folder.path)
-        print(f"{where} is being trained by another process: waiting for it to end", flush=True)
+        path = display_path(folder.path)
+        print(f"{path} is being trained by another process: waiting for it to end", flush=True)
     # Every rank waits here, because one that waits in a collective would time out.
     while folder.is_locked():
         # The signals are blocked until there is a run to stop.

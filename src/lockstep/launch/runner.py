@@ -38,13 +38,13 @@ def start(
     Returns the folder and the exit code. `hydra` is Hydra's configuration. `stop_signals` records
     the signals for the caller.
     """
-    resolved = build.resolve_config(config)
+    resolved_config = build.resolve_config(config)
     with (
-        open_launch(resolved, stop_signals=stop_signals) as launch,
-        launch.share(new_run(resolved, overrides, path)) as folder,
+        open_launch(resolved_config, stop_signals=stop_signals) as launch,
+        launch.share(new_run(resolved_config, overrides, path)) as folder,
     ):
         if config.scale_with_workers:
-            launch.show(build.scaling_note(config, resolved))
+            launch.show(build.scaling_note(config, resolved_config))
         return folder, train(folder, launch, hydra=hydra)
 
 
@@ -169,7 +169,7 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
                     naming.link_latest(outputs, folder.path)
             yield folder
         except ConfigError:
-            folder.remove(kept=earlier_files)
+            folder.remove(kept_names=earlier_files)
             naming.link_again(outputs, folder.path, latest)
             if folder.path.is_relative_to(outputs):
                 with contextlib.suppress(OSError):  # Another run of this day exists.
@@ -276,13 +276,13 @@ def access_errors(alternative: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = "the run folder"
+        path = "the run folder"
         if isinstance(error.filename, str):
-            where = display_path(Path(error.filename))
+            path = display_path(Path(error.filename))
         raise ConfigError(
             Error(
                 "access",
-                where,
+                path,
                 f"cannot be written ({error.strerror or error})",
                 f"check its permissions and its disk{alternative}",
             )

@@ -107,13 +107,13 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     Writes the traceback of a failure to failure.txt and to the log of the rank.
     """
     rank, world_size = (world.rank, world.world_size) if world else (0, 1)
-    lost = ""
+    lost_ranks = ""
     try:
         flag.install()
         # Gloo aborts if foreign connections exhaust the open files.
         if world and sys.platform == "linux":
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
         with heartbeat.write_heartbeats(job.folder, rank):
             import_training()
             _prepare_libraries()
@@ -123,7 +123,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
                 return job.task(job.folder, world, flag, **job.options)
             except Exception as error:
                 # This is found while this rank still has a heartbeat.
-                lost = _missing_ranks(error, job.folder, world_size)
+                lost_ranks = _missing_ranks(error, job.folder, world_size)
                 raise
     except Ended as ended:
         return 128 + ended.args[0]
@@ -134,18 +134,18 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     except BaseException as error:
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1).
             return end_aborted(job, flag.aborted_by, has_record=rank == 0)
-        text = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
+        failure = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         try:
-            if lost:
+            if lost_ranks:
                 job.folder.record_failure(
-                    f"{lost}\nrank {rank} of {world_size} waited for it: {error}\n",
+                    f"{lost_ranks}\nrank {rank} of {world_size} waited for it: {error}\n",
                 )
-            job.folder.record_failure(f"{error}\n" if isinstance(error, Refused) else text)
+            job.folder.record_failure(f"{error}\n" if isinstance(error, Refused) else failure)
             with open_to_append(job.folder.rank_log(rank)) as log:
-                log.write(text.encode(errors="backslashreplace"))
+                log.write(failure.encode(errors="backslashreplace"))
         except OSError:  # `show_failure` reports it.
             if not isinstance(error, Refused):
-                print(text, file=sys.stderr, flush=True)
+                print(failure, file=sys.stderr, flush=True)
         return EXIT_FAILED
 
 
@@ -160,10 +160,10 @@ def _missing_ranks(error: BaseException, folder: RunFolder, world_size: int) -> 
 
     if isinstance(error, FailedElsewhere):
         folder.await_failure(GRACE_S)
-    lost = heartbeat.silent_ranks(folder, world_size) if is_lost_rank(error) else ""
-    if not lost and is_missing_rank(error) and not folder.failure.exists():
+    lost_ranks = heartbeat.silent_ranks(folder, world_size) if is_lost_rank(error) else ""
+    if not lost_ranks and is_missing_rank(error) and not folder.failure.exists():
         return heartbeat.absent_ranks(folder, world_size)
-    return lost
+    return lost_ranks
 
 
 def _prepare_libraries() -> None:
@@ -198,8 +198,8 @@ def refusal_errors(job: Job) -> list[Error]:
     has_begun = job.folder.read_status().get("state", "starting") != "starting"
     if job.task is not train or has_begun or not job.folder.failure.exists():
         return []
-    text = job.folder.failure.read_text("utf-8")
-    return errors_of(text) if text.startswith(PREFIX) else []
+    failure = job.folder.failure.read_text("utf-8")
+    return errors_of(failure) if failure.startswith(PREFIX) else []
 
 
 def show_failure(job: Job, out: TextIO | None = None) -> None:
@@ -208,15 +208,15 @@ def show_failure(job: Job, out: TextIO | None = None) -> None:
     It is printed to standard error by default.
     """
     failure = job.folder.failure.read_text("utf-8").rstrip() if job.folder.failure.exists() else ""
-    text = failure or "a worker failed without an error message"
+    message = failure or "a worker failed without an error message"
     try:
         if job.task is train:
-            job.folder.update_status(state="failed", reason=job.folder.failure_cause() or text)
+            job.folder.update_status(state="failed", reason=job.folder.failure_cause() or message)
     except OSError as error:
         from lockstep.assembly.refusals import explain_error
 
-        text = failure or explain_error(error, job.folder.path, "the command") or text
+        message = failure or explain_error(error, job.folder.path, "the command") or message
     from lockstep.system import tracebacks
 
-    where = (str(job.folder.path), display_path(job.folder.failure)) if job.task is train else None
-    print(tracebacks.report(text, where), file=out or sys.stderr, flush=True)
+    paths = (str(job.folder.path), display_path(job.folder.failure)) if job.task is train else None
+    print(tracebacks.report(message, paths), file=out or sys.stderr, flush=True)

@@ -88,12 +88,15 @@ def fit(
         fits = [(slope, 0.0, note)]
     else:
         pairs = zip(outputs.unbind(1), targets.unbind(1), strict=True)
-        fits = [_fit_label(values.double().numpy(), ones.numpy() > 0) for values, ones in pairs]
+        fits = [
+            _fit_label(values.double().numpy(), label_targets.numpy() > 0)
+            for values, label_targets in pairs
+        ]
         left_out = defaultdict[str, list[str]](list)
-        for name, (_, _, reason) in zip(names, fits, strict=True):
-            left_out[reason].append(name)
+        for label, (_, _, reason) in zip(names, fits, strict=True):
+            left_out[reason].append(label)
         note = "; ".join(
-            f"{join_names(each, 3)}: {reason}" for reason, each in left_out.items() if reason
+            f"{join_names(labels, 3)}: {reason}" for reason, labels in left_out.items() if reason
         )
     slopes, offsets, _ = zip(*fits, strict=True)
     slope, offset = (torch.tensor(numbers, dtype=torch.float64) for numbers in (slopes, offsets))
@@ -112,21 +115,21 @@ def _fit_classes(
         It increases with the slope, because the function is convex.
         """
         total = torch.zeros(1, dtype=torch.float64, device=device)
-        for values, own in zip(outputs.split(ROWS), classes.split(ROWS), strict=True):
+        for values, targets in zip(outputs.split(ROWS), classes.split(ROWS), strict=True):
             rows = values.to(device).double()
-            rows = rows - rows.gather(1, own.to(device)[:, None])
+            rows = rows - rows.gather(1, targets.to(device)[:, None])
             total += ((rows * math.exp(log_slope)).softmax(1) * rows).sum()
         return sum_over_ranks(total).item()
 
     if count < MIN_IMAGES:
         return 1.0, f"{plural(count, 'validation image')}, and {MIN_IMAGES} are needed"
-    least, most = map(derivative, LOG_SLOPES)
-    if not math.isfinite(least + most):
+    min_derivative, max_derivative = map(derivative, LOG_SLOPES)
+    if not math.isfinite(min_derivative + max_derivative):
         return 1.0, "outputs that are not finite"
-    if least >= 0:
+    if min_derivative >= 0:
         return 1.0, "no better than chance on the validation images"
     num_wrong = sum(gather_objects(int((outputs.argmax(1) != classes).sum())))
-    if num_wrong < MIN_WRONG_IMAGES or most <= 0:  # Equal outputs can be right or wrong.
+    if num_wrong < MIN_WRONG_IMAGES or max_derivative <= 0:  # Equal outputs can be right or wrong.
         return (
             1.0,
             f"{num_wrong} of {plural(count, 'validation image')} wrong, "
@@ -144,19 +147,19 @@ def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[
     from sklearn.linear_model import LogisticRegression  # The import takes 1 s.
 
     values, is_one = (
-        np.concatenate(parts) for parts in zip(*gather_objects((values, is_one)), strict=True)
+        np.concatenate(arrays) for arrays in zip(*gather_objects((values, is_one)), strict=True)
     )
     # Sorting makes sums the same bits for any number of workers.
     order = np.lexsort((is_one, values))
     values, is_one = values[order], is_one[order]
-    without, ones = values[~is_one], values[is_one]
-    if min(len(without), len(ones)) < MIN_IMAGES:
+    negatives, positives = values[~is_one], values[is_one]
+    if min(len(negatives), len(positives)) < MIN_IMAGES:
         return 1.0, 0.0, f"fewer than {MIN_IMAGES} validation images with it, or without it"
     if not np.isfinite(values).all():
         return 1.0, 0.0, "outputs that are not finite"
-    if ones.mean() <= without.mean():
+    if positives.mean() <= negatives.mean():
         return 1.0, 0.0, "no better than chance on the validation images"
-    if without.max() <= ones.min():
+    if negatives.max() <= positives.min():
         return 1.0, 0.0, "no validation image is wrong"
     centre, unit = values.mean(), values.std()
     model: Any = LogisticRegression(C=np.inf, tol=1e-12, max_iter=1000, solver="newton-cg")

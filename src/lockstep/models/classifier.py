@@ -92,7 +92,7 @@ class Execution:
 class Classifier(L.LightningModule):
     """Trains any network that maps inputs (B, ...) to the outputs that the losses of its task take.
 
-    `measured` are the metrics of an evaluation by name, and each split has copies of them. The
+    `metrics` are the metrics of an evaluation by name, and each split has copies of them. The
     network must accept an empty batch, because the shard of a rank can be empty.
 
     The step uses Lightning's manual optimization. The automatic one has no global count of an
@@ -107,7 +107,7 @@ class Classifier(L.LightningModule):
         net: nn.Module,
         task: Task,
         *,
-        measured: Mapping[str, Metric],
+        metrics: Mapping[str, Metric],
         image_format: ImageFormat,
         recipe: Recipe,
         execution: Execution,
@@ -133,9 +133,9 @@ class Classifier(L.LightningModule):
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
-        self.measured: tuple[str, ...] = (*measured, "loss")
+        self.measured: tuple[str, ...] = (*metrics, "loss")
         self.scores: nn.ModuleDict = nn.ModuleDict(
-            {split: Scores(measured) for split in ("val", "test")}
+            {split: Scores(metrics) for split in ("val", "test")}
         )
         self._compiled = execution.compiler and execution.compiler(net, self.dropouts, self.layout)
         self.grapher = execution.grapher
@@ -189,8 +189,10 @@ class Classifier(L.LightningModule):
 
         Weights and the state of the fit are shared.
         """
-        shared = (self.virtual, self.trainer, self._step, self._guard)
-        memo: dict[int, Any] = {id(each): each for each in shared}
+        shared_objects = (self.virtual, self.trainer, self._step, self._guard)
+        memo: dict[int, Any] = {
+            id(shared_object): shared_object for shared_object in shared_objects
+        }
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(
                 parameter.detach(), requires_grad=parameter.requires_grad
@@ -429,8 +431,8 @@ class Classifier(L.LightningModule):
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
         for slot in (
             slots
-            for saved in checkpoint.get("optimizer_states", ())
-            for slots in saved["state"].values()
+            for optimizer_state in checkpoint.get("optimizer_states", ())
+            for slots in optimizer_state["state"].values()
         ):
             for name, value in slot.items():
                 if isinstance(value, Tensor) and value.dim() == 4:
@@ -445,7 +447,7 @@ class Classifier(L.LightningModule):
         if self.virtual is None:
             return self._evaluate_shard(split, batch)
         outputs = self.virtual.each_part(
-            lambda module, part: module._evaluate_shard(split, part), batch
+            lambda module, shard_batch: module._evaluate_shard(split, shard_batch), batch
         )
         with_samples = [rows for rows in outputs if rows is not None]
         return torch.cat(with_samples) if with_samples else None
@@ -521,10 +523,10 @@ class TrainingLog:
         means = {
             f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()
         }
-        others = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        step_values = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
         loss_scale = self._module.loss_scale
         scale = {} if loss_scale is None else {"loss_scale": loss_scale.value}
-        self.send(means | others | scale, step)
+        self.send(means | step_values | scale, step)
 
     def send(self, values: dict[str, float], step: int | None = None) -> None:
         """Send values to all loggers, at this optimizer step or an earlier `step`."""

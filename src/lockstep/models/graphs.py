@@ -91,13 +91,13 @@ class GraphedModule:
         )
         if state != self._state:
             self._start(state)
-        cut = (
+        mask_bounds = (
             (shard.lo, shard.hi, shard.group_size)
             if any(dropout.p for dropout in self._dropouts)
             else None
         )
         # The key has the `size` of the shard, so that all ranks count the same keys.
-        key = (inputs.shape, inputs.dtype, shard.size, cut)
+        key = (inputs.shape, inputs.dtype, shard.size, mask_bounds)
         graphs = self._graphs.get(key)
         if graphs is not None and (
             graphs.addresses != self._addresses() or internals.has_hooks(self._layers)
@@ -164,49 +164,53 @@ class GraphedModule:
             raise RuntimeError("a layer has hooks, which a replay does not call")
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info()
+        free_before, _ = torch.cuda.mem_get_info()
         forward, backward, stream = (
             torch.cuda.CUDAGraph(),
             torch.cuda.CUDAGraph(),
             torch.cuda.Stream(),
         )
         pools = [
-            (each, [torch.Generator(inputs.device) for _ in range(each.most_draws)])
-            for each in self._dropouts
+            (layer, [torch.Generator(inputs.device) for _ in range(layer.most_draws)])
+            for layer in self._dropouts
         ]
         static = inputs.clone()
         # The parameters themselves accumulate gradients on the stream of the training, which is not
         # captured.
         aliases = {name: value.detach().requires_grad_() for name, value in self._trained.items()}
         buffers = dict(self._module.named_buffers())
-        used = {**aliases, **buffers}
+        tensors = {**aliases, **buffers}
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), contextlib.ExitStack() as ended:
+        with torch.cuda.stream(stream), contextlib.ExitStack() as exit_stack:
             for dropout, pool in pools:
                 for source in pool:
                     forward.register_generator_state(source)
                 dropout.sources = iter(pool)
-                ended.callback(delattr, dropout, "sources")
+                exit_stack.callback(delattr, dropout, "sources")
             with _capture(forward, self._pool):
-                outputs = functional_call(self._module, used, (static,))
+                outputs = functional_call(self._module, tensors, (static,))
             output_gradient = torch.empty_like(outputs)
             with _capture(backward, self._pool):
                 gradients = _gradients(outputs, output_gradient, aliases.values())
         torch.cuda.current_stream().wait_stream(stream)
-        if replaced := [name for name, value in buffers.items() if used[name] is not value]:
+        if replaced_buffers := [
+            name for name, value in buffers.items() if tensors[name] is not value
+        ]:
             raise RuntimeError(
-                f"the network replaces its buffer {replaced[0]}: let it change the buffer in place"
+                f"the network replaces its buffer {replaced_buffers[0]}: "
+                "let it change the buffer in place"
             )
-        left, _ = torch.cuda.mem_get_info()
-        if left < free - left:  # Eager passes of other shards need as much memory again.
+        free_after, _ = torch.cuda.mem_get_info()
+        # Eager passes of other shards need as much memory again.
+        if free_after < free_before - free_after:
             raise RuntimeError(
-                f"they take {(free - left) / 2**30:.1f} GiB of GPU memory, "
-                f"{left / 2**30:.1f} are left"
+                f"they take {(free_before - free_after) / 2**30:.1f} GiB of GPU memory, "
+                f"{free_after / 2**30:.1f} are left"
             )
         sources = [
-            (dropout, *drawn)
+            (dropout, *pair)
             for dropout, pool in pools
-            for drawn in zip(dropout.draws, pool, strict=False)
+            for pair in zip(dropout.draws, pool, strict=False)
         ]
         outputs = outputs.detach()
         return Graphs(
@@ -223,10 +227,10 @@ class GraphedModule:
     def _replay(self, graphs: Graphs, inputs: Tensor, shard: Shard) -> Tensor:
         for dropout, draw, source in graphs.sources:
             source.manual_seed(dropout.seed(shard, *draw))
-        trained = zip(self._trained.values(), graphs.gradients, strict=True)
+        pairs = zip(self._trained.values(), graphs.gradients, strict=True)
         # DDP would replace None by zeros.
-        used = (parameter for parameter, gradient in trained if gradient is not None)
-        outputs = _Replay.apply(graphs, self._accumulates, inputs, *used)
+        parameters = (parameter for parameter, gradient in pairs if gradient is not None)
+        outputs = _Replay.apply(graphs, self._accumulates, inputs, *parameters)
         assert isinstance(outputs, Tensor)
         return outputs
 
@@ -236,24 +240,32 @@ class GraphedModule:
         The eager pass uses copies of the buffers.
         """
         buffers = dict(self._module.named_buffers())
-        before, moved = ({name: value.clone() for name, value in buffers.items()} for _ in range(2))
+        before, buffer_copies = (
+            {name: value.clone() for name, value in buffers.items()} for _ in range(2)
+        )
 
         def results(
-            outputs: Tensor, moved: Mapping[str, Tensor]
+            outputs: Tensor, buffer_values: Mapping[str, Tensor]
         ) -> tuple[Sequence[Tensor | None], ...]:
             down = torch.linspace(
                 -1, 1, outputs.numel(), dtype=outputs.dtype, device=outputs.device
             ).view_as(outputs)
             gradients = _gradients(outputs, down, self._trained.values())
-            return [outputs.detach()], gradients, [value.clone() for value in moved.values()]
+            return (
+                [outputs.detach()],
+                gradients,
+                [value.clone() for value in buffer_values.values()],
+            )
 
         for dropout in self._dropouts:
             dropout.shard = shard
-        expected = results(functional_call(self._module, moved, (inputs,)), moved)
-        replayed = results(self._replay(graphs, inputs, shard), buffers)
+        eager_results = results(
+            functional_call(self._module, buffer_copies, (inputs,)), buffer_copies
+        )
+        graph_results = results(self._replay(graphs, inputs, shard), buffers)
         for name, value in buffers.items():
             value.copy_(before[name])
-        is_equal = all(_is_close(*pair) for pair in zip(replayed, expected, strict=True))
+        is_equal = all(_is_close(*pair) for pair in zip(graph_results, eager_results, strict=True))
         return None if is_equal else "the network does not compute the same in every pass"
 
 
@@ -278,12 +290,12 @@ class _Replay(torch.autograd.Function):
         graphs: Graphs = ctx.graphs
         graphs.output_gradient.copy_(grad_outputs[0])
         graphs.backward.replay()
-        owned = Tensor.clone if ctx.accumulates else Tensor.detach
+        take_over = Tensor.clone if ctx.accumulates else Tensor.detach
         return (
             None,
             None,
             None,
-            *(owned(value) for value in graphs.gradients if value is not None),
+            *(take_over(value) for value in graphs.gradients if value is not None),
         )
 
 
@@ -312,20 +324,20 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     graph.capture_end()
 
 
-def _is_close(values: Iterable[Tensor | None], expected: Iterable[Tensor | None]) -> bool:
+def _is_close(values: Iterable[Tensor | None], references: Iterable[Tensor | None]) -> bool:
     """Return whether tensors are equal, or close enough if they are floats.
 
     All floats together may differ as much as those of kernels that are not deterministic.
     """
     gap = size = 0.0
-    for one, other in zip(values, expected, strict=True):
-        if one is None or other is None:
-            if one is not other:
+    for value, reference in zip(values, references, strict=True):
+        if value is None or reference is None:
+            if value is not reference:
                 return False
-        elif not one.is_floating_point():
-            if not one.equal(other):
+        elif not value.is_floating_point():
+            if not value.equal(reference):
                 return False
         else:
-            gap += (one.double() - other.double()).square().sum().item()
-            size += other.double().square().sum().item()
+            gap += (value.double() - reference.double()).square().sum().item()
+            size += reference.double().square().sum().item()
     return gap <= (0.0 if torch.are_deterministic_algorithms_enabled() else TOLERANCE**2 * size)

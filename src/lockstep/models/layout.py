@@ -20,20 +20,21 @@ from lockstep.models.protocols import Layout
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
 
 
-def choose_layout(memory_format: str, faulty: str | None) -> Layout:
+def choose_layout(memory_format: str, faulty_layer: str | None) -> Layout:
     """Return the layout for `trainer.memory_format`.
 
-    `faulty` names a convolution that rules out channels_last, if there is one.
+    `faulty_layer` names a convolution that rules out channels_last, if there is one.
     """
     if memory_format != "auto":
         return Layout(
             torch.channels_last if memory_format == "channels_last" else torch.contiguous_format,
             "as set",
         )
-    if faulty is not None:
+    if faulty_layer is not None:
         return Layout(
             torch.contiguous_format,
-            f"memory order; channels_last is often faster, but wrong on this CPU for {faulty}",
+            "memory order; channels_last is often faster, "
+            f"but wrong on this CPU for {faulty_layer}",
         )
     return Layout(torch.channels_last, "faster convolutions")
 
@@ -44,8 +45,8 @@ def faulty_convolution(net: nn.Module, precision: str, num_written: int) -> str 
     `num_written` is AVX2_NUMBERS or AVX512_NUMBERS. Only modules are checked, and not calls of
     functions.
     """
-    affected = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
-    layers = net.named_modules() if precision in affected else ()
+    precisions = ("float32", "bfloat16") if num_written == AVX512_NUMBERS else ("float32",)
+    layers = net.named_modules() if precision in precisions else ()
     return next((name for name, layer in layers if _is_faulty(layer, num_written)), None)
 
 

@@ -108,8 +108,8 @@ def timm(
         net.__class__ = type(type(net).__name__, (_TakesEmpty, type(net)), {})
     settings: Mapping[str, Any] = net.pretrained_cfg
     mean, std = (repeat_channels(settings[key], in_channels) for key in ("mean", "std"))
-    first, head = (_name_tuple(settings.get(key)) for key in ("first_conv", "classifier"))
-    origin = Origin(settings["input_size"][-1], mean, std, first=first, head=head)
+    first_layers, head = (_name_tuple(settings.get(key)) for key in ("first_conv", "classifier"))
+    origin = Origin(settings["input_size"][-1], mean, std, first=first_layers, head=head)
 
     def download() -> State:
         return library.create_model(name, pretrained=True).state_dict()

@@ -37,8 +37,8 @@ class ParameterGroups:
     """
 
     def __init__(self, net: nn.Module, task: nn.Module, rules: Sequence[ParameterRule]) -> None:
-        named = (*net.named_parameters(), *task.named_parameters("task"))
-        pairs = [(parameter, rule_of(name, rules)) for name, parameter in named]
+        named_parameters = (*net.named_parameters(), *task.named_parameters("task"))
+        pairs = [(parameter, rule_of(name, rules)) for name, parameter in named_parameters]
         for parameter, rule in pairs:
             if rule.frozen_epochs is None:
                 parameter.requires_grad_(False)
@@ -47,10 +47,10 @@ class ParameterGroups:
         epochs = {parameter: rule.frozen_epochs for parameter, rule in pairs}
         self._norms: list[tuple[nn.Module, int]] = []
         for norm in (module for module in net.modules() if isinstance(module, internals.BatchNorm)):
-            own = [epochs[parameter] for parameter in norm.parameters(recurse=False)]
-            if None in own:
+            norm_epochs = [epochs[parameter] for parameter in norm.parameters(recurse=False)]
+            if None in norm_epochs:
                 norm.eval()
-            elif frozen_epochs := max(filter(None, own), default=0):
+            elif frozen_epochs := max(filter(None, norm_epochs), default=0):
                 self._norms.append((norm, frozen_epochs))
         self._epoch: int | None = None
         self._frozen: list[nn.Parameter] = []
@@ -63,14 +63,16 @@ class ParameterGroups:
         """
         groups: list[dict[str, Any]] = []
         for rule in self._rules:
-            own = [parameter for parameter, other in self._trained if other is rule]
+            parameters = [
+                parameter for parameter, parameter_rule in self._trained if parameter_rule is rule
+            ]
             decay = weight_decay if rule.weight_decay is None else rule.weight_decay
             factor = {"lr_factor": rule.lr_factor} if rule.lr_factor != 1 else {}
             groups.append(
-                {"params": [p for p in own if p.ndim > 1], "weight_decay": decay, **factor}
+                {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay, **factor}
             )
             groups.append(
-                {"params": [p for p in own if p.ndim <= 1], "weight_decay": 0.0, **factor}
+                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0, **factor}
             )
         return [group for group in groups if group["params"]]
 
@@ -94,5 +96,5 @@ class ParameterGroups:
             parameter.grad = None
 
 
-def rule_of(name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
-    return next((rule for rule in rules if re.search(rule.pattern, name)), DEFAULT)
+def rule_of(parameter_name: str, rules: Sequence[ParameterRule]) -> ParameterRule:
+    return next((rule for rule in rules if re.search(rule.pattern, parameter_name)), DEFAULT)

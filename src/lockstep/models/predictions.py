@@ -69,8 +69,8 @@ class Findings(NamedTuple):
 
     def worst(self, count: int) -> NDArray[np.int64]:
         """Return the rows of up to `count` mistakes, the most confident one first."""
-        wrong = np.flatnonzero(self.labels != self.predictions)
-        return wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:count]
+        mistakes = np.flatnonzero(self.labels != self.predictions)
+        return mistakes[np.argsort(-self.probabilities[mistakes], kind="stable")][:count]
 
     def bins(self, quality: Quality) -> NDArray[np.float64]:
         """Return the counts, mean confidences and fractions of hits in each bin (3, NUM_BINS).
@@ -79,9 +79,9 @@ class Findings(NamedTuple):
         """
         confidences, hits = quality.confidences.ravel(), self.hits.ravel()
         weights = np.ones(len(hits)), confidences, hits
-        counts, *sums = (np.bincount(bins_of(confidences), each, NUM_BINS) for each in weights)
+        counts, *sums = (np.bincount(bins_of(confidences), values, NUM_BINS) for values in weights)
         with np.errstate(invalid="ignore"):
-            return np.stack([counts, *(each / counts for each in sums)]).astype(np.float64)
+            return np.stack([counts, *(values / counts for values in sums)]).astype(np.float64)
 
 
 def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -131,8 +131,8 @@ class Outcomes:
             scores = _scores(outputs, labels)
             if self._is_calibrated:
                 scores += _scores(self._calibration(outputs), labels)
-            own = probabilities if labels.dim() == 2 else probabilities.amax(1)
-            self._samples.append([indices, labels, best, own, *scores])
+            sample_probabilities = probabilities if labels.dim() == 2 else probabilities.amax(1)
+            self._samples.append([indices, labels, best, sample_probabilities, *scores])
 
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks, or None without any sample. Every rank must call it.
@@ -140,19 +140,23 @@ class Outcomes:
         Samples whose class is not a number from 0 to C - 1, which a custom loss may ignore, are
         left out.
         """
-        mine: Any = [torch.cat(parts).cpu().numpy() for parts in zip(*self._samples, strict=True)]
+        rank_arrays: Any = [
+            torch.cat(arrays).cpu().numpy() for arrays in zip(*self._samples, strict=True)
+        ]
         # The shard of a rank can be empty.
-        gathered = [parts for parts in gather_objects(mine) if parts]
-        if not gathered:
+        all_arrays = [arrays for arrays in gather_objects(rank_arrays) if arrays]
+        if not all_arrays:
             return None
-        indices, labels, *others = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
+        indices, labels, *columns = (
+            np.concatenate(arrays) for arrays in zip(*all_arrays, strict=True)
+        )
         order = np.argsort(indices)
         if labels.ndim == 1:
             order = order[(labels[order] >= 0) & (labels[order] < self._num_classes)]
-        best, own, *scores = (part[order] for part in others)
+        best, probabilities, *scores = (column[order] for column in columns)
         raw, calibrated = Quality(*scores[:3]), Quality(*scores[3:]) if scores[3:] else None
         findings = Findings(
-            self._num_classes, indices[order], labels[order], best, own, raw, calibrated
+            self._num_classes, indices[order], labels[order], best, probabilities, raw, calibrated
         )
         return findings if len(order) else None
 
@@ -164,10 +168,10 @@ def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
         nll = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(1)
         return [nll, (probabilities - truth).square().mean(1), probabilities.nan_to_num(0.0)]
     logs = outputs.log_softmax(1)
-    probabilities, own = (
+    probabilities, log_likelihoods = (
         logs.exp(),
         logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1),
     )
     # This is the sum of the squared differences from 0 and 1.
-    brier = probabilities.square().sum(1) - 2 * own.exp() + 1
-    return [-own, brier, probabilities.amax(1).nan_to_num(0.0)]
+    brier = probabilities.square().sum(1) - 2 * log_likelihoods.exp() + 1
+    return [-log_likelihoods, brier, probabilities.amax(1).nan_to_num(0.0)]

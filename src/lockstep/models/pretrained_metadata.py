@@ -34,9 +34,11 @@ def origin_of(net: nn.Module) -> Origin:
 def attach_ends(net: nn.Module, num_outputs: int) -> Origin:
     """Return the metadata of a network with `num_outputs`, with its first and last layers."""
     origin = origin_of(net)
-    first = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]
+    first_layers = [path for path, layer in net.named_modules() if isinstance(layer, nn.Conv2d)][:1]
     head = [path for path, layer in net.named_modules() if _num_outputs(layer) == num_outputs][-1:]
-    return replace(origin, first=origin.first or tuple(first), head=origin.head or tuple(head))
+    return replace(
+        origin, first=origin.first or tuple(first_layers), head=origin.head or tuple(head)
+    )
 
 
 def _num_outputs(layer: nn.Module) -> int | None:

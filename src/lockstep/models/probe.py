@@ -90,12 +90,14 @@ class Newton(Optimizer):
             gradient = sum_over_ranks(slopes.detach().T @ features) + decay * weights
             norm = gradient.norm()
             first_norm = norm if first_norm is None else first_norm
-            enough = self._tolerance * first_norm
-            is_done = _any(~(norm > enough))  # This includes a norm that is not finite.
+            target_norm = self._tolerance * first_norm
+            is_done = _any(~(norm > target_norm))  # This includes a norm that is not finite.
             if is_done or num_left <= 0:
                 return weights, norm, is_done and bool(norm.isfinite())
             curvature = partial(_curvature, slopes, outputs, features, decay)
-            precision = torch.maximum(norm * (norm / first_norm).sqrt().clamp(max=0.5), enough / 10)
+            precision = torch.maximum(
+                norm * (norm / first_norm).sqrt().clamp(max=0.5), target_norm / 10
+            )
             direction, num_used = _conjugate_gradients(curvature, gradient, precision, num_left)
             num_left -= num_used
             outputs, change, slope = (
@@ -106,17 +108,17 @@ class Newton(Optimizer):
             length = 2.0
             while True:
                 length /= 2
-                moved = weights + length * direction
-                new = (
+                new_weights = weights + length * direction
+                new_value = (
                     sum_over_ranks(loss(outputs + length * change))
-                    + (decay * moved.square()).sum() / 2
+                    + (decay * new_weights.square()).sum() / 2
                 )
                 if (
-                    _any(new <= value + DECREASE * length * slope + ROUNDING * value.abs())
+                    _any(new_value <= value + DECREASE * length * slope + ROUNDING * value.abs())
                     or length < ROUNDING
                 ):
                     break
-            weights, outputs, value = moved, outputs + length * change, new
+            weights, outputs, value = new_weights, outputs + length * change, new_value
 
 
 def _curvature(
@@ -138,19 +140,19 @@ def _conjugate_gradients(
     It ends when the gradient of the model is at most `precision`, or when its curvature is not
     positive.
     """
-    step, rest, iteration = torch.zeros_like(gradient), -gradient, 0
-    direction, square = rest, rest.square().sum()
+    step, residual, iteration = torch.zeros_like(gradient), -gradient, 0
+    direction, square = residual, residual.square().sum()
     for iteration in range(1, max_iterations + 1):
-        bent = curvature(direction)
-        bend = (direction * bent).sum()
+        product = curvature(direction)
+        bend = (direction * product).sum()
         if _any(~(bend > 0)):
             return (step if iteration > 1 else direction), iteration
         step = step + square / bend * direction
-        rest = rest - square / bend * bent
-        before, square = square, rest.square().sum()
+        residual = residual - square / bend * product
+        before, square = square, residual.square().sum()
         if _any(square.sqrt() <= precision):
             break
-        direction = rest + square / before * direction
+        direction = residual + square / before * direction
     return step, iteration
 
 
@@ -192,9 +194,11 @@ class Probe(Classifier):
         self._step.gradient_norm, is_converged = fit_head(self._head, self.task, batch, newton, l2)
         if not is_converged and not self._has_warned and self.global_rank == 0:
             self._has_warned = True
-            text = f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
+            message = (
+                f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
+            )
             print(
-                f"{text} or optimizer.tolerance, or train fewer epochs.",
+                f"{message} or optimizer.tolerance, or train fewer epochs.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -251,5 +255,5 @@ def l2_value(arguments: dict[str, Any], module: Probe) -> float | str:
     """
     if module.chosen_l2 is not None:
         return module.chosen_l2
-    first, factor = arguments["first_l2"], arguments["l2_factor"]
-    return f"{first:g} in the first epoch, in each other one {factor:g} of that before"
+    first_l2, factor = arguments["first_l2"], arguments["l2_factor"]
+    return f"{first_l2:g} in the first epoch, in each other one {factor:g} of that before"

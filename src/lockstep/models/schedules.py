@@ -77,10 +77,10 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
         for _ in range(state["last_epoch"]):
             schedule.step()
     checkpoint["lr_schedulers"] = [schedule.state_dict()]
-    for saved, group in zip(
+    for saved_group, group in zip(
         checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True
     ):
-        saved.update({name: group[name] for name in SCHEDULED if name in group})
+        saved_group.update({name: group[name] for name in SCHEDULED if name in group})
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:

@@ -141,41 +141,41 @@ class OptimizerStep:
         for group in self._optimizer.param_groups:
             group["lr"] = group["lr"] * group.get("lr_factor", 1)
         self._progress.increment_ready()
-        starting = {parameter for parameter in self._new if parameter.grad is not None}
-        if not self._is_skipped(starting):
-            self._start_momentum(starting)
+        new_parameters = {parameter for parameter in self._new if parameter.grad is not None}
+        if not self._is_skipped(new_parameters):
+            self._start_momentum(new_parameters)
             internals.step_in_memory_order(self._optimizer)
-            self._new -= starting
+            self._new -= new_parameters
         self._progress.increment_completed()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
-    def _start_momentum(self, starting: set[Tensor]) -> None:
+    def _start_momentum(self, new_parameters: set[Tensor]) -> None:
         """Give a momentum of zeros to parameters whose first gradient comes late.
 
         Without it, the fused SGD fails.
         """
-        for group in self._optimizer.param_groups if starting else ():
-            late = starting.intersection(group["params"])
+        for group in self._optimizer.param_groups if new_parameters else ():
+            late_parameters = new_parameters.intersection(group["params"])
             states = [
                 self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state
             ]
             if group.get("fused") and any(
                 state.get("momentum_buffer") is not None for state in states
             ):
-                for parameter in late - self._optimizer.state.keys():
+                for parameter in late_parameters - self._optimizer.state.keys():
                     self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
                         parameter
                     )
 
-    def _is_skipped(self, starting: set[Tensor]) -> bool:
+    def _is_skipped(self, new_parameters: set[Tensor]) -> bool:
         """Return whether gradients overflowed and the optimizer cannot skip its update.
 
         Finding out waits for the GPU. A fused optimizer can skip an update, but not the first one
         of a parameter. torch's SGD (2.15) would then store uninitialized memory as momentum.
         """
         if self._loss_scale is None or (
-            internals.can_skip_update(self._optimizer) and not starting
+            internals.can_skip_update(self._optimizer) and not new_parameters
         ):
             return False
         return bool(self._loss_scale.overflowed.item())
@@ -197,12 +197,14 @@ class NonFiniteLoss(RuntimeError):
     """An error for a loss of this rank that is NaN or infinite. The second line has the samples."""
 
     def __init__(self, step: int, rank: int, samples: list[_Samples]) -> None:
-        first, last = samples[0].shard, samples[-1].shard
-        several = f"es {first.micro_step + 1} to" if len(samples) > 1 else ""
-        where = f"epoch {first.epoch + 1}, micro-batch{several} {last.micro_step + 1}"
-        indices = [index for part in samples for index in part.indices.tolist()]
-        text = f"The loss is not finite in optimizer step {step} ({where}) on rank {rank}."
-        super().__init__(f"{text}\nTraining samples of the shard: {indices}")
+        first_shard, last_shard = samples[0].shard, samples[-1].shard
+        several = f"es {first_shard.micro_step + 1} to" if len(samples) > 1 else ""
+        position = (
+            f"epoch {first_shard.epoch + 1}, micro-batch{several} {last_shard.micro_step + 1}"
+        )
+        indices = [index for micro_batch in samples for index in micro_batch.indices.tolist()]
+        message = f"The loss is not finite in optimizer step {step} ({position}) on rank {rank}."
+        super().__init__(f"{message}\nTraining samples of the shard: {indices}")
 
 
 class NonFiniteGradient(RuntimeError):
@@ -342,15 +344,15 @@ class LossGuard:
         Rank 0 reports for all ranks, which read the same scale after the same step.
         """
         assert self._loss_scale is not None
-        text = (
+        message = (
             f"Gradients overflow float16 in optimizer step {step} "
             "though the scale of the loss has fallen below 1"
         )
         if self._rank:
-            return FailedElsewhere(f"{text}.")
+            return FailedElsewhere(f"{message}.")
         skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
         return NonFiniteGradient(
-            f"{text}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16."
+            f"{message}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16."
         )
 
 

@@ -65,10 +65,10 @@ class VirtualParts(Generic[Module]):
         """Call `work` with the module and the batch of each virtual shard, in its thread."""
         if len(self.modules) != self.shards.num_parts:
             self._copy()
-        parts = self.shards.split(batch)
+        shard_batches = self.shards.split(batch)
         for module in self.modules[1:]:
             _follow(module, self._module)
-        return self.shards.run(lambda place: work(self.modules[place], parts[place]))
+        return self.shards.run(lambda place: work(self.modules[place], shard_batches[place]))
 
     def loss(self, work: Callable[[Module, Batch], Tensor], batch: Batch) -> Tensor:
         """Return the sum of the losses of the virtual shards.
@@ -84,7 +84,9 @@ class VirtualParts(Generic[Module]):
         # They are freed only here, as in `OptimizerStep.backward`, because freeing them before the
         # forward pass would fragment memory.
         if self._is_joined:
-            for parameter in (each for module in self.modules[1:] for each in module.parameters()):
+            for parameter in (
+                parameter for module in self.modules[1:] for parameter in module.parameters()
+            ):
                 parameter.grad = None
         self._is_joined = False
         self.shards.run(lambda place: losses[place].backward(gradient))
@@ -107,10 +109,10 @@ class VirtualParts(Generic[Module]):
 
 
 class _VirtualStep(OptimizerStep):
-    def __init__(self, parts: VirtualParts[Any], *arguments: Any, **settings: Any) -> None:
+    def __init__(self, virtual_parts: VirtualParts[Any], *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._world_size = parts.shards.count
-        self._join_gradients = parts.join_gradients
+        self._world_size = virtual_parts.shards.count
+        self._join_gradients = virtual_parts.join_gradients
 
     @override
     def finish_backward(self, loss: Tensor) -> None:
@@ -131,13 +133,13 @@ class _Joined(torch.autograd.Function):
         return None, None
 
 
-def _follow(module: nn.Module, first: nn.Module) -> None:
+def _follow(module: nn.Module, original: nn.Module) -> None:
     """Give a copy the weights, buffers and modes of the module, which a callback may change."""
-    for own, source in zip(module.parameters(), first.parameters(), strict=True):
-        own.data = source.data
-        own.requires_grad_(source.requires_grad)
+    for target, source in zip(module.parameters(), original.parameters(), strict=True):
+        target.data = source.data
+        target.requires_grad_(source.requires_grad)
     with torch.no_grad():
-        for own, source in zip(module.buffers(), first.buffers(), strict=True):
-            own.copy_(source)
-    for own, source in zip(module.modules(), first.modules(), strict=True):
-        own.training = source.training
+        for target, source in zip(module.buffers(), original.buffers(), strict=True):
+            target.copy_(source)
+    for target, source in zip(module.modules(), original.modules(), strict=True):
+        target.training = source.training

@@ -32,8 +32,8 @@ def load_weights(
     or those of another network.
     """
     tensors, notes = _read(expand_path(path))
-    own, errors = net.state_dict(), list[Exception]()
-    prefix = _common_prefix(own, tensors)
+    network_state, errors = net.state_dict(), list[Exception]()
+    prefix = _common_prefix(network_state, tensors)
     ways: dict[str, Callable[[State], State]] = {
         f"names without {prefix}" if prefix else "": partial(_without, prefix),
         "names converted by timm": convert,
@@ -46,39 +46,45 @@ def load_weights(
             errors.append(error)
             continue
         net.load_state_dict(weights, strict=False)
-        head = [name for name in own if name in state and name not in weights][:1]
+        head = [name for name in network_state if name in state and name not in weights][:1]
         classes = [
-            f" ({plural(len(state[name]), 'class', 'classes')}, here {len(own[name]):,})"
+            f" ({plural(len(state[name]), 'class', 'classes')}, here {len(network_state[name]):,})"
             for name in head
         ]
         return "; ".join(
-            [*describe(own, weights, state, "".join(classes)), *notes, *filter(None, [way])]
+            [
+                *describe(network_state, weights, state, "".join(classes)),
+                *notes,
+                *filter(None, [way]),
+            ]
         )
     raise errors[0]
 
 
-def describe(own: State, weights: State, state: State, classes: str) -> list[str]:
-    """Return how many tensors of `own` are in `weights`, and which are new or adapted.
+def describe(network_state: State, weights: State, state: State, classes: str) -> list[str]:
+    """Return how many tensors of `network_state` are in `weights`, and which are new or adapted.
 
     A tensor is adapted if its shape differs from that in `state`.
     """
-    new = [
+    new_names = [
         name.removeprefix("net.")
-        for name in own
+        for name in network_state
         if name not in weights and not name.endswith(COUNTER)
     ]
-    adapted = [name for name, value in weights.items() if value.shape != state[name].shape]
-    parts = [f"{len(weights)} of {len(weights) + len(new)} tensors taken"]
-    if new:
-        parts.append(f"new: {join_names(new, MAX_KEYS_NAMED)}{classes}")
-    if adapted:
+    adapted_names = [name for name, value in weights.items() if value.shape != state[name].shape]
+    descriptions = [f"{len(weights)} of {len(weights) + len(new_names)} tensors taken"]
+    if new_names:
+        descriptions.append(f"new: {join_names(new_names, MAX_KEYS_NAMED)}{classes}")
+    if adapted_names:
         channels = (
-            f"{plural(state[adapted[0]].shape[1], 'channel')}, here {weights[adapted[0]].shape[1]}"
+            f"{plural(state[adapted_names[0]].shape[1], 'channel')}, "
+            f"here {weights[adapted_names[0]].shape[1]}"
         )
-        parts.append(
-            f"adapted: {', '.join(name.removeprefix('net.') for name in adapted)} ({channels})"
+        descriptions.append(
+            f"adapted: {', '.join(name.removeprefix('net.') for name in adapted_names)} "
+            f"({channels})"
         )
-    return parts
+    return descriptions
 
 
 def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tensor]:
@@ -87,29 +93,29 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
     A head that does not fit is left out. Raises ValueError with the first of the other weights that
     do not fit.
     """
-    own, weights, wrong = net.state_dict(), {}, []
-    for name, value in own.items():
-        layer, other = name.rpartition(".")[0], state.get(name)
+    network_state, weights, problems = net.state_dict(), {}, []
+    for name, value in network_state.items():
+        layer, tensor = name.rpartition(".")[0], state.get(name)
         if (
-            other is not None
+            tensor is not None
             and layer in origin.first
             and name.endswith(".weight")
-            and other.ndim == 4
+            and tensor.ndim == 4
         ):
-            other = adapt_channels(other, value.shape[1])
-        if other is not None and other.shape == value.shape:
-            weights[name] = other
-        elif layer not in origin.head and (other is not None or not name.endswith(COUNTER)):
-            shape = list(other.shape) if other is not None else "missing"
-            wrong.append(f"{name} is {shape}, expected {list(value.shape)}")
-    wrong += [
+            tensor = adapt_channels(tensor, value.shape[1])
+        if tensor is not None and tensor.shape == value.shape:
+            weights[name] = tensor
+        elif layer not in origin.head and (tensor is not None or not name.endswith(COUNTER)):
+            shape = list(tensor.shape) if tensor is not None else "missing"
+            problems.append(f"{name} is {shape}, expected {list(value.shape)}")
+    problems += [
         f"{name} is not expected"
         for name in state
-        if name not in own and name.rpartition(".")[0] not in origin.head
+        if name not in network_state and name.rpartition(".")[0] not in origin.head
     ]
-    if wrong:
-        more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
-        raise ValueError(f"the weights are of another network: {wrong[0]}{more}")
+    if problems:
+        remainder = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
+        raise ValueError(f"the weights are of another network: {problems[0]}{remainder}")
     return weights
 
 
@@ -124,16 +130,16 @@ def adapt_channels(weight: Tensor, in_channels: int) -> Tensor:
         return weight
     if in_channels == 1:
         return weight.sum(1, keepdim=True)
-    repeated = [channel % num_channels for channel in range(in_channels)]
-    return weight[:, repeated] * (num_channels / in_channels)
+    channels = [channel % num_channels for channel in range(in_channels)]
+    return weight[:, channels] * (num_channels / in_channels)
 
 
-def _common_prefix(own: State, state: State) -> str:
+def _common_prefix(network_state: State, state: State) -> str:
     """Return what most names of a file have before a name of the network, such as `module.`."""
     prefixes = Counter[str]()
     for name in state:
         ends = [0, *(dot.end() for dot in re.finditer(r"\.", name))]
-        prefixes.update(name[:end] for end in ends if name[end:] in own)
+        prefixes.update(name[:end] for end in ends if name[end:] in network_state)
     return max(prefixes, key=prefixes.__getitem__, default="")
 
 
@@ -150,16 +156,16 @@ def _read(path: str) -> tuple[State, list[str]]:
     Returns its tensors, and which part of the file has them. Raises ValueError for objects other
     than tensors, plain values and the settings of a script, because they could run code.
     """
-    saved, notes = _load(path), list[str]()
-    if "image_format" in saved:
+    content, notes = _load(path), list[str]()
+    if "image_format" in content:
         raise ValueError(
             "it is the checkpoint of a run: use init_from in place of model.pretrained"
         )
-    while key := next((key for key in KEYS if isinstance(saved.get(key), dict)), None):
-        saved, notes = saved[key], [f"from {key}"]
+    while key := next((key for key in KEYS if isinstance(content.get(key), dict)), None):
+        content, notes = content[key], [f"from {key}"]
     state = {
         name: value
-        for name, value in saved.items()
+        for name, value in content.items()
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not state:
@@ -177,13 +183,13 @@ def _load(path: str) -> dict[Any, Any]:
                 if archive.testzip() is not None:  # torch ignores wrong checksums.
                     raise zipfile.BadZipFile
         with torch.serialization.safe_globals([Namespace]):
-            saved = load(path)
+            content = load(path)
     except Exception as error:  # Decoders can raise any exception.
-        if found := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
+        if match := re.search(r"GLOBAL (\S+) was not an allowed", str(error)):
             raise ValueError(
-                f"it contains a {found[1]}, which could run code: save only its tensors"
+                f"it contains a {match[1]}, which could run code: save only its tensors"
             ) from error
         raise ValueError(
             f"it is damaged, or not a file of torch or safetensors: {type(error).__name__}"
         ) from error
-    return saved if isinstance(saved, dict) else {}
+    return content if isinstance(content, dict) else {}

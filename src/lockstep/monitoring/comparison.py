@@ -62,13 +62,13 @@ def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
 
     Columns that do not fit into the terminal follow in further tables.
     """
-    out, first, num_runs = terminal(), 0, len(rows[0][1])
-    while first < num_runs:
+    out, first_run, num_runs = terminal(), 0, len(rows[0][1])
+    while first_run < num_runs:
         print()
-        heads = [title, *map(letter, range(first, num_runs))]
-        table = new_table(heads, [[key, *values[first:]] for key, values in rows], out)
+        heads = [title, *map(letter, range(first_run, num_runs))]
+        table = new_table(heads, [[key, *values[first_run:]] for key, values in rows], out)
         print_table(table, out)
-        first += len(table.columns) - 1
+        first_run += len(table.columns) - 1
 
 
 def differences(folders: Sequence[RunFolder]) -> list[Row]:
@@ -76,9 +76,9 @@ def differences(folders: Sequence[RunFolder]) -> list[Row]:
 
     Raises ValueError for a configuration that cannot be read.
     """
-    flat = [_settings(folder) for folder in folders]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    rows = [(key, [settings.get(key) for settings in flat]) for key in keys]
+    all_settings = [_settings(folder) for folder in folders]
+    keys = list(dict.fromkeys(key for settings in all_settings for key in settings))
+    rows = [(key, [settings.get(key) for settings in all_settings]) for key in keys]
     # The values are compared as JSON, because True equals 1 and 1.0 in Python.
     return [
         (key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1
@@ -101,8 +101,8 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
         RecursionError,
         yaml.YAMLError,
     ) as error:
-        text = " ".join(str(error).split())[:200]
-        raise ValueError(f"{display_path(folder.config)} cannot be read: {text}.") from error
+        message = " ".join(str(error).split())[:200]
+        raise ValueError(f"{display_path(folder.config)} cannot be read: {message}.") from error
 
 
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
@@ -110,17 +110,22 @@ def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     facts = [restrict_to_epoch(look_at(folder), folder) for folder in folders]
     tests = [read_tests(folder) for folder in folders]
 
-    def rows_of(given: Sequence[dict[str, Any]], names: Iterable[str]) -> list[Row]:
-        return [(name, [values.get(name) for values in given]) for name in names]
+    def rows_of(run_values: Sequence[dict[str, Any]], keys: Iterable[str]) -> list[Row]:
+        return [(key, [values.get(key) for values in run_values]) for key in keys]
 
     rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
     for metrics, is_test in (([run_facts["metrics"] for run_facts in facts], False), (tests, True)):
-        names = {
-            name for values in metrics for name in values if name.startswith("test") == is_test
+        metric_names = {
+            metric
+            for values in metrics
+            for metric in values
+            if metric.startswith("test") == is_test
         }
-        rows += rows_of(metrics, sorted(names, key=lambda name: (name.startswith("val"), name)))
+        rows += rows_of(
+            metrics, sorted(metric_names, key=lambda metric: (metric.startswith("val"), metric))
+        )
     rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
-    return [(name, values) for name, values in rows if any(value is not None for value in values)]
+    return [(key, values) for key, values in rows if any(value is not None for value in values)]
 
 
 def letter(i: int) -> str:

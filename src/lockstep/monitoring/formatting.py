@@ -21,12 +21,12 @@ NONE = "-"
 DECIMAL = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?")
 
 
-def state(name: str) -> Text:
+def state(state_name: str) -> Text:
     """Color a state.
 
     Unknown states are failures of a scheduler.
     """
-    return Text(printable(name), style=STYLES.get(name, "red"))
+    return Text(printable(state_name), style=STYLES.get(state_name, "red"))
 
 
 def number(value: float | None) -> str:

@@ -22,10 +22,10 @@ class Listed:
 
     def value(self, key: str) -> Any:
         """Return a fact, a metric or a typed setting by its key, or None if the run has none."""
-        pairs = (text.lstrip("+").partition("=") for text in self.facts["overrides"])
-        typed = {name: value for name, _, value in pairs}
-        renamed = {"started": self.since or None, "s/epoch": self.facts.get("epoch_s")}
-        values = typed | self.facts["metrics"] | self.facts | renamed
+        pairs = (override.lstrip("+").partition("=") for override in self.facts["overrides"])
+        settings = {setting: value for setting, _, value in pairs}
+        aliases = {"started": self.since or None, "s/epoch": self.facts.get("epoch_s")}
+        values = settings | self.facts["metrics"] | self.facts | aliases
         return values.get(key)
 
 
@@ -46,6 +46,6 @@ def root_of(folder: str) -> Path:
     """
     root = Path(folder)
     if folder != DEFAULT_ROOT and not root.is_dir():
-        what = f"{folder} is not a folder"
-        raise FileNotFoundError(f"{what}: give a folder of runs, or none for {DEFAULT_ROOT}/.")
+        problem = f"{folder} is not a folder"
+        raise FileNotFoundError(f"{problem}: give a folder of runs, or none for {DEFAULT_ROOT}/.")
     return root

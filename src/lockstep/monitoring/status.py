@@ -35,12 +35,12 @@ def _progress(facts: dict[str, Any]) -> Rows:
     has_time = is_live and facts.get("epoch_remaining_s")
     inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
     since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
-    used = (
+    elapsed = (
         f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}"
         if "elapsed_s" in facts
         else ""
     )
-    left = (
+    remaining = (
         f", about {duration(facts['remaining_s'])} left"
         if is_live and facts.get("remaining_s")
         else ""
@@ -58,19 +58,19 @@ def _progress(facts: dict[str, Any]) -> Rows:
             else "",
         ),
         ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
-        ("time", used + left),
+        ("time", elapsed + remaining),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
         ("best", formatting.best(facts) if "best" in facts else ""),
         ("weights", facts.get("weights_sha256", "")[:12]),
         ("metrics", _epoch_of_metrics(facts) if "metrics_epoch" in facts else ""),
     ]
-    return rows + [(name, formatting.number(value)) for name, value in facts["metrics"].items()]
+    return rows + [(metric, formatting.number(value)) for metric, value in facts["metrics"].items()]
 
 
 def _epoch_of_metrics(facts: dict[str, Any]) -> str:
-    which = "best" if facts["state"] == "finished" and "best" in facts else "newest"
-    return f"of epoch {facts['metrics_epoch']}, the {which} one"
+    kind = "best" if facts["state"] == "finished" and "best" in facts else "newest"
+    return f"of epoch {facts['metrics_epoch']}, the {kind} one"
 
 
 def _since(moment: float) -> float:

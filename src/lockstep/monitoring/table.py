@@ -29,9 +29,9 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
     Raises ValueError for a `sort` that no run has.
     """
     root = root_of(folder)
-    listed = all_runs(Watched(root, scan_every_s=0.0))
-    _check_column(listed, sort.removeprefix("-"))
-    runs = sort_runs(listed, sort)
+    unsorted_runs = all_runs(Watched(root, scan_every_s=0.0))
+    _check_column(unsorted_runs, sort.removeprefix("-"))
+    runs = sort_runs(unsorted_runs, sort)
     if is_json:
         print_json([_plain_facts(run) for run in runs])
     elif not runs:
@@ -47,10 +47,10 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
 
 def _check_column(runs: Sequence[Listed], key: str) -> None:
     if runs and key not in COLUMNS and all(run.value(key) is None for run in runs):
-        metrics = sorted({name for run in runs for name in run.facts["metrics"]})
-        names = ", ".join([*COLUMNS, *metrics])
+        metrics = sorted({metric for run in runs for metric in run.facts["metrics"]})
+        columns = ", ".join([*COLUMNS, *metrics])
         raise ValueError(
-            f"--sort {key} is not in any run: choose from {names}, or a typed setting."
+            f"--sort {key} is not in any run: choose from {columns}, or a typed setting."
         )
 
 
@@ -59,15 +59,16 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
 
     Runs without a value come last.
     """
-    name = sort.removeprefix("-")
+    column = sort.removeprefix("-")
     overrides = differing_overrides([run.facts for run in runs])
-    is_text = name == "settings"
-    valued = [
-        (overrides[run.discovered.id] or None if is_text else run.value(name), run) for run in runs
+    is_text = column == "settings"
+    run_values = [
+        (overrides[run.discovered.id] or None if is_text else run.value(column), run)
+        for run in runs
     ]
-    with_value = [pair for pair in valued if pair[0] is not None]
-    with_value.sort(key=lambda pair: _order(pair[0]), reverse=name != sort)
-    return [run for _, run in with_value] + [run for value, run in valued if value is None]
+    with_value = [pair for pair in run_values if pair[0] is not None]
+    with_value.sort(key=lambda pair: _order(pair[0]), reverse=column != sort)
+    return [run for _, run in with_value] + [run for value, run in run_values if value is None]
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -98,11 +99,11 @@ def table(runs: Sequence[Listed], out: Console) -> Table:
 
 
 def _head(root: Path, runs: Sequence[Listed]) -> str:
-    live = sum(run.facts["state"] in LIVE_STATES for run in runs)
-    text = f"{plural(len(runs), 'run')} below {printable(str(root))}"
-    return f"{text}, {live} live" if live else text
+    num_live = sum(run.facts["state"] in LIVE_STATES for run in runs)
+    title = f"{plural(len(runs), 'run')} below {printable(str(root))}"
+    return f"{title}, {num_live} live" if num_live else title
 
 
 def _plain_facts(run: Listed) -> dict[str, Any]:
-    facts = {name: value for name, value in run.facts.items() if name != "id"}
+    facts = {key: value for key, value in run.facts.items() if key != "id"}
     return facts | {"path": str(run.discovered.folder.path.resolve())}

@@ -26,29 +26,35 @@ OUTPUT = "hydra.run.dir"  # This is the only setting of Hydra that concerns a tr
 COMPOSING = (OUTPUT, "hydra.searchpath")
 
 
-def is_sweep(typed: Sequence[str]) -> bool:
+def is_sweep(typed_overrides: Sequence[str]) -> bool:
     """Return whether an override lists several values."""
-    for text in typed:
+    for argument in typed_overrides:
         with contextlib.suppress(*compose.REFUSALS):  # The check reports such errors.
-            if compose.parse_override(text).is_sweep_override():
+            if compose.parse_override(argument).is_sweep_override():
                 return True
     return False
 
 
-def check_sweep(typed: Sequence[str]) -> Config:
+def check_sweep(typed_overrides: Sequence[str]) -> Config:
     """Check the overrides of a sweep, and return the configuration of its first trial.
 
     Raises ConfigError.
     """
     enter(None)
-    return overrides.plan(typed, compose.source_of(project.current()), is_multirun=True).configs[0]
+    return overrides.plan(
+        typed_overrides, compose.source_of(project.current()), is_multirun=True
+    ).configs[0]
 
 
-def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool = False) -> Request:
+def check_request(
+    typed_overrides: Sequence[str], *, is_trusted: bool, is_submitted: bool = False
+) -> Request:
     """Check overrides as the command line does. Raises ConfigError with every error."""
-    enter(None if is_trusted else saved_run.run_to_resume(typed))
-    requested = request.read(typed, compose.source_of(project.current()), is_trusted=is_trusted)
-    if requested.is_submitted != is_submitted:
+    enter(None if is_trusted else saved_run.run_to_resume(typed_overrides))
+    training_request = request.read(
+        typed_overrides, compose.source_of(project.current()), is_trusted=is_trusted
+    )
+    if training_request.is_submitted != is_submitted:
         hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
         problem = (
             "is not for lockstep.submit"
@@ -56,36 +62,38 @@ def check_request(typed: Sequence[str], *, is_trusted: bool, is_submitted: bool 
             else "is not for lockstep.train, which trains here"
         )
         raise ConfigError(
-            Error("conflict", f"cluster={requested.config.cluster.name}", problem, hint)
+            Error("conflict", f"cluster={training_request.config.cluster.name}", problem, hint)
         )
-    return requested
+    return training_request
 
 
-def readable(typed: Sequence[str]) -> list[str]:
+def readable(typed_overrides: Sequence[str]) -> list[str]:
     """Return overrides as Hydra reads them.
 
     Raises ConfigError unless they are overrides of one training, in a process without torchrun or
     srun.
     """
-    if isinstance(typed, str) or not all(isinstance(text, str) for text in typed):
+    if isinstance(typed_overrides, str) or not all(
+        isinstance(argument, str) for argument in typed_overrides
+    ):
         fix = "write ['optimizer.lr=0.1']"
-        raise ConfigError(Error("value", repr(typed), "is not a list of settings", fix))
+        raise ConfigError(Error("value", repr(typed_overrides), "is not a list of settings", fix))
     multirun = ("-m", "--multirun")
     errors = [
-        Error("conflict", text, "is for a sweep", "remove it, and call lockstep.sweep")
-        for text in typed
-        if text in multirun
+        Error("conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep")
+        for argument in typed_overrides
+        if argument in multirun
     ]
-    for text in typed:
+    for argument in typed_overrides:
         try:
-            override = compose.parse_override(text)
+            override = compose.parse_override(argument)
         except compose.REFUSALS:
             continue  # The check reports such errors.
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
             errors.append(
                 Error(
                     "conflict",
-                    text,
+                    argument,
                     "is for a Hydra job, which lockstep.train does not start",
                     "remove it",
                 )
@@ -98,7 +106,7 @@ def readable(typed: Sequence[str]) -> list[str]:
         )
     if errors:
         raise ConfigError(*errors)
-    return typed_text.hydra_overrides(typed)
+    return typed_text.hydra_overrides(typed_overrides)
 
 
 def enter(run: RunFolder | None) -> None:
@@ -133,8 +141,11 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
             if spec is not None and spec.origin is not None
         ]
         if len(set(origins)) > 1:
-            there, here = origins
-            problem = f": the run has {package} from {there}, but this process has imported {here}"
+            run_origin, process_origin = origins
+            problem = (
+                f": the run has {package} from {run_origin}, "
+                f"but this process has imported {process_origin}"
+            )
             errors.append(
                 Error(
                     "changed",

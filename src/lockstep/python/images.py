@@ -41,23 +41,25 @@ class Inputs(NamedTuple):
     errors: Mapping[str | None, str] = {}
 
 
-def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
+def inputs_of(source: ImageLike, form: ImageFormat, view: View) -> Inputs:
     """Read the images of one argument. Raises ValueError or FileNotFoundError."""
     channels = form.image_shape[0]
-    if isinstance(given, str | os.PathLike):
-        path = Path(given).expanduser()
+    if isinstance(source, str | os.PathLike):
+        path = Path(source).expanduser()
         if not path.exists():
-            raise FileNotFoundError(f"{given} does not exist (from {Path.cwd()}): give {ACCEPTED}.")
-        found, _ = unlabelled_folder(str(path), view=view, channels=channels)
-        assert isinstance(found.pixels, ImageFiles)
-        refuse_beyond_memory(str(path), math.prod(found.pixels.shape))
-        images = torch.empty(found.pixels.shape, dtype=torch.uint8)
+            raise FileNotFoundError(
+                f"{source} does not exist (from {Path.cwd()}): give {ACCEPTED}."
+            )
+        folder_images, _ = unlabelled_folder(str(path), view=view, channels=channels)
+        assert isinstance(folder_images.pixels, ImageFiles)
+        refuse_beyond_memory(str(path), math.prod(folder_images.pixels.shape))
+        images = torch.empty(folder_images.pixels.shape, dtype=torch.uint8)
         errors: dict[str | None, str] = {}
         folder = path if path.is_dir() else path.parent
-        files = [str(folder / name) for name in found.names]
+        files = [str(folder / file_name) for file_name in folder_images.names]
         try:
             decode_all(
-                found.pixels,
+                folder_images.pixels,
                 torch.get_num_threads(),
                 lambda at, scaled: images[at].copy_(view.crop(scaled)),
             )
@@ -65,24 +67,25 @@ def inputs_of(given: ImageLike, form: ImageFormat, view: View) -> Inputs:
             if not path.is_dir():
                 raise
             errors = {
-                files[at]: text for at, text in zip(error.positions, error.errors, strict=True)
+                files[at]: message
+                for at, message in zip(error.positions, error.errors, strict=True)
             }
         return Inputs(images, files, not path.is_dir(), errors)
-    if isinstance(given, np.ndarray):
-        given = _picture(given)
-    if isinstance(given, Image.Image):
+    if isinstance(source, np.ndarray):
+        source = _picture(source)
+    if isinstance(source, Image.Image):
         try:
-            pixels = pixels_of(given, channels, view.background)
+            pixels = pixels_of(source, channels, view.background)
         # Pillow reads a file when its pixels are needed, and decoders can raise any error.
         except Exception as error:
             raise ValueError(
                 f"This image cannot be used ({error}): give another, or floats as a tensor."
             ) from error
         return Inputs(view(pixels).unsqueeze(0), [None], True)
-    if isinstance(given, Tensor):
-        images = _check_tensor(given, form, view)
-        return Inputs(images, [None] * len(images), given.dim() == 3)
-    raise ValueError(f"An object of type {type(given).__name__} is not an image: give {ACCEPTED}.")
+    if isinstance(source, Tensor):
+        images = _check_tensor(source, form, view)
+        return Inputs(images, [None] * len(images), source.dim() == 3)
+    raise ValueError(f"An object of type {type(source).__name__} is not an image: give {ACCEPTED}.")
 
 
 def _picture(array: NDArray[np.uint8]) -> Image.Image:
@@ -94,30 +97,34 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _check_tensor(given: Tensor, form: ImageFormat, view: View) -> Tensor:
+def _check_tensor(tensor: Tensor, form: ImageFormat, view: View) -> Tensor:
     """Return the images (n, C, H, W) of a tensor.
 
     They are preprocessed like files, unless the network takes floats.
     """
-    name = f"A tensor of {str(given.dtype).removeprefix('torch.')} of shape {tuple(given.shape)}"
+    description = (
+        f"A tensor of {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    )
     channels, height, width = form.image_shape
-    images = given.detach().unsqueeze(0) if given.dim() == 3 else given.detach()
+    images = tensor.detach().unsqueeze(0) if tensor.dim() == 3 else tensor.detach()
     if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):
-        raise ValueError(f"{name} is not an image: give {ACCEPTED}.")
+        raise ValueError(f"{description} is not an image: give {ACCEPTED}.")
     if images.shape[1] != channels or 0 in images.shape[2:]:
-        raise ValueError(f"{name} does not fit the network, which takes ({channels}, H, W).")
+        raise ValueError(f"{description} does not fit the network, which takes ({channels}, H, W).")
     images = images.as_subclass(Tensor)
     if images.is_floating_point() and form.is_float:
         if images.shape[2:] != (height, width):
             raise ValueError(
-                f"{name} does not fit the network, which takes floats of shape {form.image_shape} "
-                "here."
+                f"{description} does not fit the network, which takes floats of shape "
+                f"{form.image_shape} here."
             )
         return images
     if images.is_floating_point() and not bool(((images >= 0) & (images <= 1)).all()):
-        least, most = images.min().item(), images.max().item()
+        min_value, max_value = images.min().item(), images.max().item()
         hint = "give uint8 of 0 to 255, or floats of 0 to 1, not normalized"
-        raise ValueError(f"{name} has values from {least:.4g} to {most:.4g}: {hint}.")
+        raise ValueError(
+            f"{description} has values from {min_value:.4g} to {max_value:.4g}: {hint}."
+        )
     if images.is_floating_point():
         images = (255 * images.float()).round().to(torch.uint8)
     return view(images)

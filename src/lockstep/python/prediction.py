@@ -59,8 +59,8 @@ class Prediction:
     def labels(self) -> list[str]:
         """The labels with a probability of at least 0.5."""
         return [
-            name
-            for name, value in self._dict(self._only("labels", "labels")).items()
+            label
+            for label, value in self._dict(self._only("labels", "labels")).items()
             if value >= CERTAIN
         ]
 
@@ -69,13 +69,14 @@ class Prediction:
         """The number for every name."""
         return self._dict(self._only("numbers", "numbers"))
 
-    def _only(self, name: str, *kinds: str) -> Tensor:
+    def _only(self, property_name: str, *kinds: str) -> Tensor:
         if self.error is not None:
             raise ValueError(self.error)
         if self.kind not in kinds or self.values.dim() != 1:
             shape = tuple(self.values.shape)
             raise AttributeError(
-                f"A prediction of {self.kind} of shape {shape} has no {name}: use its values."
+                f"A prediction of {self.kind} of shape {shape} has no {property_name}: "
+                "use its values."
             )
         return self.values
 
@@ -133,10 +134,10 @@ class Predictions(Sequence[Prediction]):
 
     @override
     def __repr__(self) -> str:
-        shown = [repr(self[number]) for number in range(min(len(self), MAX_PREDICTIONS_SHOWN))]
-        more = (
+        items = [repr(self[number]) for number in range(min(len(self), MAX_PREDICTIONS_SHOWN))]
+        remainder = (
             [f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more"]
             if len(self) > MAX_PREDICTIONS_SHOWN
             else []
         )
-        return f"Predictions([{', '.join([*shown, *more])}])"
+        return f"Predictions([{', '.join([*items, *remainder])}])"

@@ -66,11 +66,14 @@ def load(
     path = checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
     devices, strategy = _trainer_settings(device)
     with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        saved = configuration.load_settings(folder, is_trusted=trust)
-        predict.refuse_custom_module(saved, "lockstep.load")
-        adapted = saved_run.adapt_to_machine(saved, devices=devices, strategy=strategy)
+        saved_config = configuration.load_settings(folder, is_trusted=trust)
+        predict.refuse_custom_module(saved_config, "lockstep.load")
+        adapted_config = saved_run.adapt_to_machine(
+            saved_config, devices=devices, strategy=strategy
+        )
         config = validation.check_tree(
-            config_file.to_tree(adapted) | {"calibrate": calibrate and saved.calibrate}
+            config_file.to_tree(adapted_config)
+            | {"calibrate": calibrate and saved_config.calibrate}
         )
         with open_session(RunFolder(Path(scratch)), config, None) as session:
             threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
@@ -86,7 +89,7 @@ def _keep_global_state() -> Iterator[None]:
     """
     states, path = (random.getstate(), np.random.get_state()), list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    current = torch.cuda.current_device() if gpus else 0
+    current_gpu = torch.cuda.current_device() if gpus else 0
     with torch.random.fork_rng(gpus), keep_float32():
         try:
             yield
@@ -95,7 +98,7 @@ def _keep_global_state() -> Iterator[None]:
             np.random.set_state(states[1])
             sys.path[:] = path
             if torch.cuda.is_initialized():
-                torch.cuda.set_device(current)
+                torch.cuda.set_device(current_gpu)
 
 
 def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int], str | None]:
@@ -105,14 +108,15 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     """
     if device is None:
         return 1, None
-    known = torch.device(device)
-    if known.type == "cpu":
+    torch_device = torch.device(device)
+    if torch_device.type == "cpu":
         return 1, "cpu"
-    number, num_gpus = known.index or 0, hardware.num_visible_gpus()
+    number, num_gpus = torch_device.index or 0, hardware.num_visible_gpus()
     gpus = plural(num_gpus, "GPU")
-    if known.type != "cuda" or number >= num_gpus:
+    if torch_device.type != "cuda" or number >= num_gpus:
         raise ValueError(
-            f'device="{known}" does not exist: this machine has {gpus}; device="cpu" uses none.'
+            f'device="{torch_device}" does not exist: this machine has {gpus}; '
+            'device="cpu" uses none.'
         )
     return [number], "auto"
 
@@ -174,14 +178,14 @@ class Predictor:
         for other such files and anything else, and FileNotFoundError for a path that does not
         exist.
         """
-        values, found = self._values(images, predict.predictions)
-        files = tuple(file for inputs in found for file in inputs.files)
-        errors = {file: error for inputs in found for file, error in inputs.errors.items()}
+        values, all_inputs = self._values(images, predict.predictions)
+        files = tuple(file for inputs in all_inputs for file in inputs.files)
+        errors = {file: error for inputs in all_inputs for file, error in inputs.errors.items()}
         predictions = Predictions(
             values, self.class_names, self._module.task.named, files, self.threshold, errors
         )
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
-        return predictions[0] if not is_many and found[0].is_one else predictions
+        return predictions[0] if not is_many and all_inputs[0].is_one else predictions
 
     def features(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Return the features (n, D) of one image or several: the inputs of the last layer.
@@ -200,30 +204,35 @@ class Predictor:
         compute: Callable[[Classifier, Tensor], Tensor],
     ) -> tuple[Tensor, list[Inputs]]:
         """Return the values (n, ...) of all images, in host memory, and the inputs of `compute`."""
-        given = images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-        found = [inputs_of(image, self._module.image_format, self._view) for image in given]
+        image_list = (
+            images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
+        )
+        all_inputs = [
+            inputs_of(image, self._module.image_format, self._view) for image in image_list
+        ]
         values: list[Tensor] = []
-        tensors = [inputs.images for inputs in found] or [
+        tensors = [inputs.images for inputs in all_inputs] or [
             torch.empty(0, *self.image_shape, dtype=torch.uint8)
         ]
         with keep_float32():
             set_tf32(self.precision == "tf32")
-            for _, alike in itertools.groupby(tensors, lambda images: images.dtype):
-                for batch in torch.cat(list(alike)).split(self._batch_size):
+            for _, group in itertools.groupby(tensors, lambda images: images.dtype):
+                for batch in torch.cat(list(group)).split(self._batch_size):
                     # A GPU may reuse the memory for the next batch.
                     values.append(compute(self._module, batch).cpu())
-        joined = torch.cat(values)
+        all_values = torch.cat(values)
         is_broken = torch.tensor(
-            [file in inputs.errors for inputs in found for file in inputs.files], dtype=torch.bool
+            [file in inputs.errors for inputs in all_inputs for file in inputs.files],
+            dtype=torch.bool,
         )
-        joined[is_broken] = torch.nan if joined.is_floating_point() else 0
-        return joined, found
+        all_values[is_broken] = torch.nan if all_values.is_floating_point() else 0
+        return all_values, all_inputs
 
     @override
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
-        what = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
+        output = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
         return (
-            f"Predictor({naming.display_path(self.checkpoint)}: {what}, "
+            f"Predictor({naming.display_path(self.checkpoint)}: {output}, "
             f"{self.precision} on {self.device})"
         )

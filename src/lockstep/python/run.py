@@ -78,13 +78,13 @@ class Run(Mapping[str, Any]):
 
     def _row(self) -> dict[str, Any]:
         facts = discovery.restrict_to_epoch(discovery.look_at(self._folder), self._folder)
-        started = facts.get("started")
+        start_s = facts.get("started")
         return {
             "run": naming.display_path(self.path),
             "state": facts["state"],
             "overrides": " ".join(facts["overrides"]),
-            "started": None if started is None else datetime.fromtimestamp(started).astimezone(),
-            **{name: facts.get(name) for name in FACTS},
+            "started": None if start_s is None else datetime.fromtimestamp(start_s).astimezone(),
+            **{fact: facts.get(fact) for fact in FACTS},
             **facts["metrics"],
         }
 
@@ -123,5 +123,5 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     except for the default.
     """
     root = root_of(os.fspath(folder))
-    listed = all_runs(discovery.Watched(root, scan_every_s=0.0))
-    return [Run(run.discovered.folder.path.resolve()) for run in listed]
+    listed_runs = all_runs(discovery.Watched(root, scan_every_s=0.0))
+    return [Run(run.discovered.folder.path.resolve()) for run in listed_runs]

@@ -56,7 +56,10 @@ class Job:
 
     def wait(self) -> str:
         """Wait for the end, and return the state."""
-        looks = (seen[0] if seen else self._look() for seen in waiting.poll_jobs([self._look()]))
+        looks = (
+            polled_jobs[0] if polled_jobs else self._look()
+            for polled_jobs in waiting.poll_jobs([self._look()])
+        )
         return next(job.state for job in looks if not job.is_live)
 
     def result(self) -> dict[str, Any]:
@@ -66,11 +69,11 @@ class Job:
         one.
         """
         state = self.wait()
-        if (found := self._look().result) is None:
+        if (summary := self._look().result) is None:
             raise RuntimeError(
                 f"job {self.id} has no result, it is {state}: see lockstep jobs show {self.id}"
             )
-        return found
+        return summary
 
     def cancel(self) -> None:
         """Cancel the job. A running one saves a checkpoint first."""
@@ -111,8 +114,8 @@ def submit(overrides: Sequence[str]) -> list[Job]:
     """
     overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
-        requested = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
-        return [Job(request.start(requested)[0].path)]
+        job_request = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
+        return [Job(request.start(job_request)[0].path)]
     config = configuration.check_sweep(overrides)
     if config.cluster.name == "none" or (
         config.search is not None and config.cluster.name == "slurm"

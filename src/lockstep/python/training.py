@@ -43,12 +43,12 @@ def train(overrides: Sequence[str] = (), *, trust: bool = False) -> Run:
     """
     stop_signals = SignalList()
     overrides = configuration.readable(overrides)
-    requested = configuration.check_request(overrides, is_trusted=trust)
-    folder, code = request.start(requested, stop_signals)
+    training_request = configuration.check_request(overrides, is_trusted=trust)
+    folder, code = request.start(training_request, stop_signals)
     if code not in (0, EXIT_CONFIG, EXIT_STOPPED, EXIT_INTERRUPTED):
         reason = folder.read_status().get("reason") or "a worker failed without an error message"
-        where = f"\nSee {display_path(folder.failure)}" if folder.failure.exists() else ""
-        raise TrainingFailed(f"{display_path(folder.path)}: {reason}{where}", Run(folder.path))
+        hint = f"\nSee {display_path(folder.failure)}" if folder.failure.exists() else ""
+        raise TrainingFailed(f"{display_path(folder.path)}: {reason}{hint}", Run(folder.path))
     if code == EXIT_CONFIG:
         raise ConfigError(*errors_of(folder.failure.read_text("utf-8")))
     if stop_signals.received:

@@ -62,29 +62,32 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
     Skips links, hidden folders and the code of jobs.
     """
     runs: dict[str, DiscoveredRun] = {}
-    pending: list[tuple[Path, int, str | None]] = [(root, 0, None)]
-    while pending:
-        path, depth, sweep = pending.pop()
+    stack: list[tuple[Path, int, str | None]] = [(root, 0, None)]
+    while stack:
+        path, depth, sweep = stack.pop()
         try:
             with os.scandir(path) as entries:
-                listed = list(entries)
+                folder_entries = list(entries)
         except OSError:  # The folder was removed since, or is not readable.
             continue
-        files = {entry.name for entry in listed if entry.is_file(follow_symlinks=False)}
+        files = {entry.name for entry in folder_entries if entry.is_file(follow_symlinks=False)}
         if SWEEP in files and depth > 0:  # Inside a sweep, its trials are the rows.
             sweep = os.path.relpath(path, root)
-        skipped = {CODE}
+        skipped_names = {CODE}
         if file in files:
             run = _discover(RunFolder(path), os.path.relpath(path, root), sweep)
             runs[run.id] = run
-            skipped.add(WANDB)  # This folder contains config.yaml files that belong to no run.
+            # This folder contains config.yaml files that belong to no run.
+            skipped_names.add(WANDB)
         if depth < DEPTH:
-            kept = (
-                e
-                for e in listed
-                if e.is_dir(follow_symlinks=False) and e.name[0] != "." and e.name not in skipped
+            subfolders = (
+                entry
+                for entry in folder_entries
+                if entry.is_dir(follow_symlinks=False)
+                and entry.name[0] != "."
+                and entry.name not in skipped_names
             )
-            pending += [(Path(entry.path), depth + 1, sweep) for entry in kept]
+            stack += [(Path(entry.path), depth + 1, sweep) for entry in subfolders]
     return runs
 
 
@@ -150,20 +153,20 @@ class Watched:
 
         Search again if the last search is old, or if `is_fresh`.
         """
-        started = time.monotonic()
-        if is_fresh or started >= self._next_scan:
+        start_s = time.monotonic()
+        if is_fresh or start_s >= self._next_scan:
             self._runs = scan(self.root)
-            ended = time.monotonic()
+            end_s = time.monotonic()
             # Searches take at most 2 % of the time.
-            self._next_scan = ended + max(self._scan_every_s, 50 * (ended - started))
+            self._next_scan = end_s + max(self._scan_every_s, 50 * (end_s - start_s))
         return self._runs
 
     def facts(self, run: DiscoveredRun) -> dict[str, Any]:
-        changed = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
-        before, facts = self._known.get(run.id, (None, {}))
-        if changed != before or facts.get("state") not in ENDED_STATES:
+        change_times = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
+        known_times, facts = self._known.get(run.id, (None, {}))
+        if change_times != known_times or facts.get("state") not in ENDED_STATES:
             facts = restrict_to_epoch(look(run), run.folder)
-            self._known[run.id] = (changed, facts)
+            self._known[run.id] = (change_times, facts)
         return facts
 
 
@@ -175,26 +178,27 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
-def differing_overrides(listed: list[dict[str, Any]]) -> dict[str, str]:
-    """Return, by run id, the overrides that not all runs of `listed` share, in one line.
+def differing_overrides(run_facts: list[dict[str, Any]]) -> dict[str, str]:
+    """Return, by run id, the overrides that not all runs of `run_facts` share, in one line.
 
     Keys that distinguish the most runs come first, because a table may truncate the line.
     """
-    times = Counter(text for facts in listed for text in set(facts["overrides"]))
+    counts = Counter(override for facts in run_facts for override in set(facts["overrides"]))
     # For each key, this is the maximum number of runs that share a value.
-    shared: dict[str, int] = {}
-    for text, count in times.items():
-        shared[_key(text)] = max(count, shared.get(_key(text), 0))
-    everywhere = len(listed) if len(listed) > 1 else 2
+    max_counts: dict[str, int] = {}
+    for override, count in counts.items():
+        max_counts[_key(override)] = max(count, max_counts.get(_key(override), 0))
+    num_runs = len(run_facts) if len(run_facts) > 1 else 2
 
     def differing_text(overrides: list[str]) -> str:
         return " ".join(
             sorted(
-                (t for t in overrides if times[t] < everywhere), key=lambda text: shared[_key(text)]
+                (override for override in overrides if counts[override] < num_runs),
+                key=lambda override: max_counts[_key(override)],
             )
         )
 
-    return {facts["id"]: differing_text(facts["overrides"]) for facts in listed}
+    return {facts["id"]: differing_text(facts["overrides"]) for facts in run_facts}
 
 
 def _key(override: str) -> str:
@@ -241,15 +245,15 @@ def _notes(folder: RunFolder) -> dict[str, Any]:
 
     A file that is longer than the board writes is not read.
     """
-    changed = modified_ns(folder.notes)
-    written = (
-        _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed else {}
+    changed_ns = modified_ns(folder.notes)
+    content = (
+        _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed_ns else {}
     )
-    note, tags = written.get("note"), written.get("tags")
-    facts: dict[str, Any] = {"noted": changed / 1e9} if written else {}
+    note, tags = content.get("note"), content.get("tags")
+    facts: dict[str, Any] = {"noted": changed_ns / 1e9} if content else {}
     facts |= {"note": note} if note and isinstance(note, str) else {}
-    kept = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    return facts | ({"tags": kept} if kept else {})
+    valid_tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return facts | ({"tags": valid_tags} if valid_tags else {})
 
 
 def _state_before_status(folder: RunFolder) -> str:
@@ -265,7 +269,7 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     """
     cells = _or_empty(folder.read_metrics, [])
     rows = [
-        {name: value for name, text in row.items() if (value := _number(text)) is not None}
+        {column: value for column, cell in row.items() if (value := _number(cell)) is not None}
         for row in cells
     ]
     return [row for row in rows if "epoch" in row]
@@ -293,13 +297,13 @@ def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any
     if facts["state"] == "finished" and "monitor" in facts:
         row = best_row(rows, facts["monitor"], is_max=facts.get("mode") == "max") or row
     if row:
-        metrics = {name: value for name, value in row.items() if name not in PROGRESS}
+        metrics = {metric: value for metric, value in row.items() if metric not in PROGRESS}
         return facts | {"metrics": metrics | read_tests(folder), "metrics_epoch": int(row["epoch"])}
     return facts
 
 
-def _number(text: str) -> float | None:
-    value = _or_empty(partial(from_json, text), None)
+def _number(cell: str) -> float | None:
+    value = _or_empty(partial(from_json, cell), None)
     return value if is_number(value) else None
 
 
@@ -319,9 +323,11 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
     """
     results = read_summary(folder).items()
     tests = {
-        name: value for name, value in results if name.startswith("test_") and name != "test_images"
+        field: value
+        for field, value in results
+        if field.startswith("test_") and field != "test_images"
     }
-    return {naming.metric_name(name): value for name, value in tests.items() if is_number(value)}
+    return {naming.metric_name(field): value for field, value in tests.items() if is_number(value)}
 
 
 def read_confusion(folder: RunFolder) -> dict[str, Any] | None:

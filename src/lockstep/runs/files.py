@@ -169,22 +169,22 @@ def remove_leftovers(path: Path, *, is_deep: bool = True) -> None:
             remove(leftover)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str) -> None:
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(content.encode())
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomically(path, to_json(value) + "\n")
 
 
-def read_json(path: Path, largest: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
     """Read a JSON object, also from a .gz file. It is empty without a file.
 
     Raises OSError, or ValueError with the name of the file.
     """
     try:
-        content = read_bytes(path, largest)
+        content = read_bytes(path, max_bytes)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     try:
@@ -207,26 +207,26 @@ def _unpack(content: bytes) -> bytes:
     return unpacked
 
 
-def from_json(text: str | bytes) -> Any:
+def from_json(content: str | bytes) -> Any:
     """Parse JSON, with None for numbers that are not finite.
 
     Raises ValueError for anything else and for deep trees.
     """
     try:
-        return _finite(json.loads(text))
+        return _finite(json.loads(content))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def read_bytes(path: Path, largest: int = MAX_TEXT_BYTES) -> bytes:
+def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Read a file.
 
     Raises OSError for a link, a pipe and the like, and ValueError for a file of more bytes.
     """
     with open(path, "rb", opener=no_link) as file:
-        content = file.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"{path} is larger than {largest:,} bytes.")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes:,} bytes.")
     return content
 
 
@@ -252,8 +252,8 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _parse_rows(content: bytes) -> list[dict[str, str]]:
-    text = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
-    lines = [line for line in text.splitlines() if len(line) < csv.field_size_limit()]
+    source = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
+    lines = [line for line in source.splitlines() if len(line) < csv.field_size_limit()]
     separator = "," if "," in "".join(lines[:1]) else ";"
     columns, *rows = (next(csv.reader([line], delimiter=separator), []) for line in lines or [""])
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
@@ -276,18 +276,22 @@ def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], 
         return ""
     except ValueError:  # The file is too large.
         rows, is_whole = [], False
-    numbered = [(int(row[column]), row) for row in rows if row.get(column, "").isdecimal()]
-    is_whole &= len(numbered) == len(rows)
+    numbered_rows = [(int(row[column]), row) for row in rows if row.get(column, "").isdecimal()]
+    is_whole &= len(numbered_rows) == len(rows)
     note = ""
     if not is_whole:
-        names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
-        aside = next(each for each in map(path.with_name, names) if not os.path.lexists(each))
-        path.rename(aside)
-        note = (
-            f"{path} was damaged or changed: kept as {aside.name}, "
-            f"continued with its {len(numbered)} readable rows"
+        file_names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
+        damaged_path = next(
+            candidate
+            for candidate in map(path.with_name, file_names)
+            if not os.path.lexists(candidate)
         )
-    write_rows(path, [row for number, row in numbered if is_kept(number, row)])
+        path.rename(damaged_path)
+        note = (
+            f"{path} was damaged or changed: kept as {damaged_path.name}, "
+            f"continued with its {len(numbered_rows)} readable rows"
+        )
+    write_rows(path, [row for number, row in numbered_rows if is_kept(number, row)])
     return note
 
 
@@ -296,17 +300,17 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
     Text that a spreadsheet would run as a formula is prefixed with a `'`.
     """
-    safe = (
+    safe_rows = (
         [FORMULA.sub("'", cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     )
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(safe)
-    return text.getvalue()
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(safe_rows)
+    return buffer.getvalue()
 
 
-def uncell(text: str) -> str:
+def uncell(cell: str) -> str:
     """Undo the `'` of `csv_text`."""
-    return MARKED.sub("", text)
+    return MARKED.sub("", cell)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -315,12 +319,12 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _format_rows(rows: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return buffer.getvalue()
 
 
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -329,7 +333,7 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         _drop_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
-        if all(name in columns for row in rows for name in row):
+        if all(column in columns for row in rows for column in row):
             csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
             file.flush()
             os.fsync(file.fileno())

@@ -231,13 +231,13 @@ class RunFolder:
         """Request that all ranks stop together. An earlier request keeps its reason."""
         self._create(self.stop_flag, f"{reason}\n")
 
-    def _create(self, path: Path, text: str) -> None:
+    def _create(self, path: Path, content: str) -> None:
         """Write a file, unless it exists."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with contextlib.suppress(FileExistsError), files.parent_of(path) as folder:
             number = os.open(path.name, flags, 0o644, dir_fd=folder)
             with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
+                file.write(content)
 
     def stop_reason(self) -> str:
         """Return the reason in STOP, which is empty without a readable file."""
@@ -259,9 +259,9 @@ class RunFolder:
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def record_failure(self, text: str) -> None:
+    def record_failure(self, report: str) -> None:
         """Keep the first failure. Later ones are mostly its consequences."""
-        self._create(self.failure, text)
+        self._create(self.failure, report)
 
     def failure_cause(self) -> str:
         """Return the line of failure.txt that names the cause, which is empty without a failure."""
@@ -292,15 +292,15 @@ class RunFolder:
         They are restored if the block leaves no newer state. This needs no space on a full disk. A
         `rejection` also restores the configuration and the status.
         """
-        before = self._checkpoint_times()
+        old_times = self._checkpoint_times()
         contents = {
             path: path.read_bytes() for path in (self.config, self.status_file) if path.is_file()
         }
-        kept = {
+        renamed_paths = {
             path: path.with_name(files.temporary_name(path)) for path in self.ended if path.exists()
         }
         try:
-            for path, temporary in kept.items():
+            for path, temporary in renamed_paths.items():
                 path.rename(temporary)
             yield
         except rejection:
@@ -312,8 +312,8 @@ class RunFolder:
                         file.write(content)
             raise
         finally:
-            is_over = self._checkpoint_times() != before or self.summary.exists()
-            for path, temporary in kept.items():
+            is_over = self._checkpoint_times() != old_times or self.summary.exists()
+            for path, temporary in renamed_paths.items():
                 if is_over or path.exists():
                     files.remove(temporary)
                 else:
@@ -368,22 +368,22 @@ class RunFolder:
         """
         files.remove_leftovers(self.path, is_deep=is_deep)
 
-    def remove(self, *, kept: Collection[str] = ()) -> None:
-        """Remove all files of the run except those in `kept`. The caller holds the lock.
+    def remove(self, *, kept_names: Collection[str] = ()) -> None:
+        """Remove all files of the run except those in `kept_names`. The caller holds the lock.
 
         Links are not followed. Configuration, facts and lock are removed last. An interrupted
         removal then leaves a run that is recognized as created on this machine.
         """
-        last = (self.config, self.facts_file, self.lock_file)
+        last_paths = (self.config, self.facts_file, self.lock_file)
         for entry in list(os.scandir(self.path)):
-            if entry.name in kept:
+            if entry.name in kept_names:
                 continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
-            elif self.path / entry.name not in last:
+            elif self.path / entry.name not in last_paths:
                 os.unlink(entry.path)
-        for path in last:
-            if path.name not in kept:
+        for path in last_paths:
+            if path.name not in kept_names:
                 path.unlink(missing_ok=True)
-        if not kept:
+        if not kept_names:
             self.path.rmdir()

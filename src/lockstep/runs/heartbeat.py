@@ -34,12 +34,12 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    with contextlib.ExitStack() as held:  # The callbacks run in the opposite order.
-        held.callback(forget, folder, rank)
-        held.callback(thread.join)
-        held.callback(is_over.set)
-        faulthandler.enable(held.enter_context(open_to_append(folder.rank_log(rank))))
-        held.callback(faulthandler.disable)
+    with contextlib.ExitStack() as stack:  # The callbacks run in the opposite order.
+        stack.callback(forget, folder, rank)
+        stack.callback(thread.join)
+        stack.callback(is_over.set)
+        faulthandler.enable(stack.enter_context(open_to_append(folder.rank_log(rank))))
+        stack.callback(faulthandler.disable)
         yield
 
 
@@ -79,20 +79,21 @@ def silent_ranks(folder: RunFolder, world_size: int) -> str:
         if folder.failure.exists():
             return ""
         time.sleep(0.05)
-    after, now = _heartbeats(folder), folder.now_s()
+    after, now_s = _heartbeats(folder), folder.now_s()
     return "\n".join(
-        f"rank {rank} of {world_size} on {last.host} (pid {last.pid}) has been silent since "
-        f"{datetime.fromtimestamp(last.at_s):%H:%M:%S}, for {now - last.at_s:.0f} s: "
-        f"it was killed, is stopped or hangs, or {last.host} is down or unreachable"
-        for rank, last in sorted(after.items(), key=lambda item: item[1].at_s)
-        if before.get(rank) == last
+        f"rank {rank} of {world_size} on {heartbeat.host} (pid {heartbeat.pid}) "
+        f"has been silent since {datetime.fromtimestamp(heartbeat.at_s):%H:%M:%S}, "
+        f"for {now_s - heartbeat.at_s:.0f} s: it was killed, is stopped or hangs, "
+        f"or {heartbeat.host} is down or unreachable"
+        for rank, heartbeat in sorted(after.items(), key=lambda item: item[1].at_s)
+        if before.get(rank) == heartbeat
     )
 
 
 def absent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report the ranks that never had a heartbeat, or return "" if there are none."""
-    found = _heartbeats(folder)
-    ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in found)
+    heartbeats = _heartbeats(folder)
+    ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in heartbeats)
     if not ranks:
         return ""
     return (
@@ -102,17 +103,17 @@ def absent_ranks(folder: RunFolder, world_size: int) -> str:
 
 
 def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
-    found = {}
+    heartbeats = {}
     for rank, path in folder.heartbeats().items():
         # The file is opened, because a network disk may report an old time for a file that is not
         # open.
         with contextlib.suppress(OSError, ValueError), open(path, opener=no_link) as file:
             host, pid = file.read(1000).split()
-            found[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
-    return found
+            heartbeats[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
+    return heartbeats
 
 
-def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
+def end_of(folder: RunFolder, rank: int, process_name: str, code: int) -> str:
     """Report how a process of this machine was ended by a signal.
 
     The report is a line, followed by the stack if Python could write it. `code` is the negative
@@ -121,7 +122,7 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
     from lockstep.system import tracebacks
 
     number = signal.Signals(-code)
-    line = f"{who} was ended by {number.name} on {socket.gethostname()}"
+    line = f"{process_name} was ended by {number.name} on {socket.gethostname()}"
     if number == signal.SIGKILL:
         line += " (kill -9, or out of memory)"
     try:
@@ -136,11 +137,14 @@ def end_of(folder: RunFolder, rank: int, who: str, code: int) -> str:
         stack = ""
     # This is the stack of the thread that received the signal, else that of the main thread, which
     # comes last.
-    current, others = stack.partition("Current thread")[2], stack.rpartition("Thread 0x")[2]
-    stack = (current or others).partition("\n\n")[0]
+    current_stack, main_stack = (
+        stack.partition("Current thread")[2],
+        stack.rpartition("Thread 0x")[2],
+    )
+    stack = (current_stack or main_stack).partition("\n\n")[0]
     frames = list(tracebacks.FRAME.finditer(stack))
     if not frames:
         return f"{line}\n"
-    inner = (tracebacks.project_frames(stack) or frames)[0]
-    lines = [f"{line}, in {tracebacks.place(inner)}", "Most recent call first:"]
+    inner_frame = (tracebacks.project_frames(stack) or frames)[0]
+    lines = [f"{line}, in {tracebacks.place(inner_frame)}", "Most recent call first:"]
     return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"

@@ -23,7 +23,7 @@ TRUSTING = (
 )
 
 
-def create_path(root: Path, name: str, now: datetime) -> Path:
+def create_path(root: Path, name: str, time: datetime) -> Path:
     """Create `root/<date>/<time>_<name>`, with a number if that exists.
 
     Raises PermissionError in a shared folder.
@@ -33,24 +33,26 @@ def create_path(root: Path, name: str, now: datetime) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     permissions.need_private(root)
     while True:
-        path = free_path(root, name, now)
+        path = free_path(root, name, time)
         permissions.need_private(path.parent)
         with contextlib.suppress(FileExistsError):  # Another process has just created it.
             path.mkdir(0o755, parents=True)
             return path
 
 
-def free_path(root: Path, name: str, now: datetime) -> Path:
+def free_path(root: Path, name: str, time: datetime) -> Path:
     """Return the path that `create_path` would create."""
     from lockstep.runs import permissions
 
-    day = root / f"{now:%Y-%m-%d}"
+    day = root / f"{time:%Y-%m-%d}"
     # The folder belongs to another user.
     if day.exists() and (permissions.exposure(day) or not os.access(day, os.W_OK)):
         day = day.with_name(f"{day.name}_{os.geteuid()}")
-    stem = day / f"{now:%H-%M-%S}_{name}"
-    numbered = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))
-    return next(path for path in itertools.chain([stem], numbered) if not os.path.lexists(path))
+    stem = day / f"{time:%H-%M-%S}_{name}"
+    numbered_paths = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))
+    return next(
+        path for path in itertools.chain([stem], numbered_paths) if not os.path.lexists(path)
+    )
 
 
 def link_latest(root: Path, path: Path) -> None:
@@ -98,15 +100,15 @@ def find(name: str) -> RunFolder:
     for path in paths:
         is_sweep = (path / SWEEP).is_file()
         if is_sweep or any(path.glob("*/config.yaml")) or any(path.glob("*/*/config.yaml")):
-            what = "a sweep" if is_sweep else "a folder of runs"
+            kind = "a sweep" if is_sweep else "a folder of runs"
             raise FileNotFoundError(
-                f"{name} is {what}, not a run: lockstep runs {quote_path(path)} lists its runs."
+                f"{name} is {kind}, not a run: lockstep runs {quote_path(path)} lists its runs."
             )
     configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
     newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
-    known = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
+    run_list = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
     raise FileNotFoundError(
-        f"{name} is not a run folder: it has no config.yaml. Newest runs: {known}."
+        f"{name} is not a run folder: it has no config.yaml. Newest runs: {run_list}."
     )
 
 
@@ -117,8 +119,8 @@ def display_path(path: Path) -> str:
 
 def quote_path(path: Path) -> str:
     """Format a path as an argument to copy into a shell."""
-    text = display_path(path)
-    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+    argument = display_path(path)
+    return shlex.quote(f"./{argument}" if argument.startswith("-") else argument)
 
 
 def short_path(path: Path) -> str:
@@ -137,19 +139,19 @@ def metric_name(field: str) -> str:
     return re.sub("^test_", "test/", field)
 
 
-def hydra_text(text: str) -> str:
+def hydra_text(value: str) -> str:
     """Format text as the value of an override.
 
     It is quoted if it has special characters or looks like another type.
     """
-    is_plain = "/" in text or (text[:1].isalpha() and text.lower() not in NO_TEXTS)
-    if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", text):
-        return text
+    is_plain = "/" in value or (value[:1].isalpha() and value.lower() not in NO_TEXTS)
+    if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", value):
+        return value
     # Hydra unescapes a backslash only in front of a quote.
     return (
         '"'
         + re.sub(
-            r'(?<!\\)(\\*+)("|\Z)', lambda part: part[1] * 2 + ('\\"' if part[2] else ""), text
+            r'(?<!\\)(\\*+)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), value
         )
         + '"'
     )

@@ -71,7 +71,7 @@ def need_plain(path: Path) -> None:
     the folder. Weights & Biases and submitit create links, which are accepted below their folders.
     Those of Weights & Biases also point to its logs in the home folder.
     """
-    user, linked = (
+    user, link_folders = (
         path.stat().st_uid,
         tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES)),
     )
@@ -79,19 +79,19 @@ def need_plain(path: Path) -> None:
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)
         if entry.is_symlink():
-            if entry.path.startswith(linked):
+            if entry.path.startswith(link_folders):
                 continue
-            what = "is a link"
+            problem = "is a link"
         elif not is_file and not stat.S_ISDIR(state.st_mode):
-            what = "is neither a file nor a folder"
+            problem = "is neither a file nor a folder"
         elif is_file and state.st_nlink > 1:
-            what = "is a hard link"
+            problem = "is a hard link"
         elif state.st_uid != user:
-            what = "belongs to another user than the folder"
+            problem = "belongs to another user than the folder"
         else:
             continue
         raise _refusal(
-            entry.path, f"{what}, which no run contains: replace it by a copy, or remove it"
+            entry.path, f"{problem}, which no run contains: replace it by a copy, or remove it"
         )
 
 
@@ -113,11 +113,11 @@ def need_private(path: Path) -> None:
 
     If one of them does not exist, its nearest existing parent is checked.
     """
-    for each in (path, path.parent):
-        while not each.exists():
-            each = each.parent
-        if reason := exposure(each):
-            raise _refusal(each, reason)
+    for folder in (path, path.parent):
+        while not folder.exists():
+            folder = folder.parent
+        if reason := exposure(folder):
+            raise _refusal(folder, reason)
 
 
 def exposure(path: Path) -> str:
@@ -153,10 +153,10 @@ def _is_private(group: int) -> bool:
     It has the name of the user, and no other members.
     """
     try:
-        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+        user_name, group_entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except KeyError:
         return False
-    return found.gr_name == name and {*found.gr_mem} <= {name}
+    return group_entry.gr_name == user_name and {*group_entry.gr_mem} <= {user_name}
 
 
 def _refusal(path: str | Path, reason: str) -> PermissionError:

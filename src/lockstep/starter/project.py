@@ -24,11 +24,11 @@ def create(path: Path) -> str:
 
     If this fails, nothing is created. Raises ValueError.
     """
-    name = path.name
-    package = name.replace("-", "_")
+    project_name = path.name
+    package = project_name.replace("-", "_")
     if not package.isidentifier() or keyword.iskeyword(package) or package != package.lower():
         raise ValueError(
-            f"{name!r} is not a valid package name: use lower-case letters, digits and _, "
+            f"{project_name!r} is not a valid package name: use lower-case letters, digits and _, "
             "as in flowers."
         )
     if importlib.util.find_spec(package) is not None:
@@ -38,22 +38,22 @@ def create(path: Path) -> str:
     if path.exists():
         raise ValueError(f"{display_path(path)} exists: use another name, or another folder.")
     requirement = _requirement()
-    new = path.with_name(f".{name}.{secrets.token_hex(4)}")
+    temporary_path = path.with_name(f".{project_name}.{secrets.token_hex(4)}")
     try:
         for source in sorted(FILES.rglob("*")):
             if source.is_file() and "__pycache__" not in source.parts:
-                target = new / str(source.relative_to(FILES)).replace(NAME, package)
+                target = temporary_path / str(source.relative_to(FILES)).replace(NAME, package)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                text = source.read_text("utf-8").replace(NAME, package)
-                target.write_text(text.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
-        shutil.copyfile(SCHEMA, new / "conf" / SCHEMA.name)
-        os.rename(new, path)
+                content = source.read_text("utf-8").replace(NAME, package)
+                target.write_text(content.replace(REQUIREMENT, json.dumps(requirement)), "utf-8")
+        shutil.copyfile(SCHEMA, temporary_path / "conf" / SCHEMA.name)
+        os.rename(temporary_path, path)
     except OSError as error:
         raise ValueError(
             f"{display_path(path)} cannot be created: {error.strerror or error}."
         ) from error
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(temporary_path, ignore_errors=True)
     return requirement
 
 
@@ -63,13 +63,14 @@ def _requirement() -> str:
     It is the origin of Lockstep if pip recorded one, or else its version.
     """
     try:
-        text = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        direct_url = importlib.metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
-        text = None
-    if text is None:
+        direct_url = None
+    if direct_url is None:
         major, minor, *_ = lockstep.__version__.split(".")
         return f"{DISTRIBUTION}>={lockstep.__version__},<{major}.{int(minor) + 1}"
-    origin = json.loads(text)  # https://packaging.python.org/en/latest/specifications/direct-url/
+    # https://packaging.python.org/en/latest/specifications/direct-url/
+    origin = json.loads(direct_url)
     vcs = origin.get("vcs_info")
     url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
     return f"{DISTRIBUTION} @ {url}"

@@ -38,54 +38,61 @@ def start_background(path: Path, config: Config, arguments: Sequence[str]) -> No
     """
     folder = RunFolder(path.resolve())
     submission.refuse_live(folder)
-    kept = [
-        text
-        for text in arguments
-        if group_of(text) != "cluster" and text not in ("--json", "--trust")
+    overrides = [
+        argument
+        for argument in arguments
+        if group_of(argument) != "cluster" and argument not in ("--json", "--trust")
     ]
-    words = ["train", *kept, "cluster=none", f"hydra.sweep.dir={hydra_text(str(folder.path))}"]
+    command = [
+        "train",
+        *overrides,
+        "cluster=none",
+        f"hydra.sweep.dir={hydra_text(str(folder.path))}",
+    ]
     submission.submit_command(
-        folder, submission.add_ignored_conf(words), config, name=_name(config), is_head=True
+        folder, submission.add_ignored_conf(command), config, name=_name(config), is_head=True
     )
 
 
-def submit(ledger: Ledger, made: Sequence[tuple[Trial, Config]]) -> None:
+def submit(ledger: Ledger, prepared_trials: Sequence[tuple[Trial, Config]]) -> None:
     """Submit the trials that are neither done nor live, and show the table.
 
     Raises ConfigError.
     """
-    config = made[0][1]
+    config = prepared_trials[0][1]
     # A live trial may have a job or not.
-    live = {trial.number: trial.state for trial, _ in made if trial.state in LIVE_STATES}
-    live |= {number: job.state for number, job in live_jobs(ledger).items()}
-    left = [
-        (trial, each)
-        for trial, each in made
-        if trial.state not in DONE and trial.number not in live
+    live_states = {
+        trial.number: trial.state for trial, _ in prepared_trials if trial.state in LIVE_STATES
+    }
+    live_states |= {number: job.state for number, job in live_jobs(ledger).items()}
+    queue = [
+        (trial, trial_config)
+        for trial, trial_config in prepared_trials
+        if trial.state not in DONE and trial.number not in live_states
     ]
     array = ""
     # The ledger is written even if nothing is submitted, so that the same command resumes these
     # trials.
     ledger.write()
-    if left:
+    if queue:
         with submission.interruptible():
             records = submission.submit_all(
-                [trial.folder for trial, _ in left],
-                [each for _, each in left],
+                [trial.folder for trial, _ in queue],
+                [trial_config for _, trial_config in queue],
                 base=RunFolder(ledger.path),
                 name=_name(config),
                 task="train" if config.sweep.test == "all" else "train-without-test",
             )
-            for (trial, _), record in zip(left, records, strict=True):
+            for (trial, _), record in zip(queue, records, strict=True):
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
-                live[trial.number] = "submitted"
+                live_states[trial.number] = "submitted"
             ledger.write()
-    sweep_table = table(ledger, monitored_objective(config), live)
+    sweep_table = table(ledger, monitored_objective(config), live_states)
     write(ledger, sweep_table)
-    joined = out_of_fold.join(ledger, sweep_table)
+    fold_lines = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
         views.show_table(sweep_table, ledger.path)
-        print(*joined, _next(ledger, len(left), len(live), array), sep="\n")
+        print(*fold_lines, _next(ledger, len(queue), len(live_states), array), sep="\n")
 
 
 def live_jobs(ledger: Ledger) -> dict[int, Job]:
@@ -103,15 +110,15 @@ def _name(config: Config) -> str:
 
 def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
     """Describe the submission, and list the commands for it."""
-    where = quote_path(ledger.path)
+    path = quote_path(ledger.path)
     if num_submitted:
-        text = (
+        message = (
             f"Submitted {plural(num_submitted, 'trial')} as job {array}. "
             "The same command shows their progress."
         )
     elif num_live:
-        text = "Nothing to submit: the other trials are pending or running."
+        message = "Nothing to submit: the other trials are pending or running."
     else:
         return f"All trials are done. {TEST_LATER}"
-    commands = [f"lockstep jobs {command} {where}" for command in ("list", "wait", "cancel")]
-    return "\n  ".join([text, *commands, f"lockstep board --logdir {where}"])
+    commands = [f"lockstep jobs {command} {path}" for command in ("list", "wait", "cancel")]
+    return "\n  ".join([message, *commands, f"lockstep board --logdir {path}"])

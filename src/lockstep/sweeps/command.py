@@ -79,38 +79,38 @@ def prepare_trial(
     trial = trial or ledger.add(trial_overrides, subdir)
     folder = trial.folder
     if not is_new:
-        before = config_file.load(folder.config)
-        config = Config.model_validate(keep_resolved(config_file.to_tree(config), before))
-        _check_same(ledger, trial, before, submission.job_config(config))
-    saved = submission.job_config(config)
+        saved_config = config_file.load(folder.config)
+        config = Config.model_validate(keep_resolved(config_file.to_tree(config), saved_config))
+        _check_same(ledger, trial, saved_config, submission.job_config(config))
+    job_config = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # A job may read the files, and its submission writes them again.
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(
             folder,
-            saved,
+            job_config,
             trial.overrides,
             checkpoints.initial_checkpoint(config.init_from),
         )
     return trial, config
 
 
-def _check_same(ledger: Ledger, trial: Trial, saved: Config, config: Config) -> None:
+def _check_same(ledger: Ledger, trial: Trial, saved_config: Config, config: Config) -> None:
     """Raise ConfigError if a trial would compute something different than before.
 
     The number of workers may change.
     """
-    tree = keep_resolved(config_file.to_tree(config), saved)
+    tree = keep_resolved(config_file.to_tree(config), saved_config)
     before, after = (
-        dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved), tree)
+        dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved_config), tree)
     )
     for key in {**before, **after}:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
-            what = f"trial {trial.number} of {display_path(ledger.path)}"
+            trial_label = f"trial {trial.number} of {display_path(ledger.path)}"
             raise ConfigError(
                 Error(
                     "changed",
-                    what,
+                    trial_label,
                     f"was made with another {key}",
                     "sweep.name=... starts another sweep",
                 )
@@ -128,16 +128,19 @@ def check_study(
     """
     if not ledger.trials:
         return
-    if changed := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
-        problem = f"was started with other settings, see {min(changed)}"
+    if changes := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
+        problem = f"was started with other settings, see {min(changes)}"
         raise ConfigError(
             Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
         )
-    first = ledger.trials[0]
-    if first.folder.config.exists():
-        config, _ = compose(first.overrides, first.number)
+    first_trial = ledger.trials[0]
+    if first_trial.folder.config.exists():
+        config, _ = compose(first_trial.overrides, first_trial.number)
         _check_same(
-            ledger, first, config_file.load(first.folder.config), build.resolve_config(config)
+            ledger,
+            first_trial,
+            config_file.load(first_trial.folder.config),
+            build.resolve_config(config),
         )
 
 
@@ -151,9 +154,12 @@ def run_sweep(
     """
     ledger, config, arguments = sweep
     is_submitted = config.cluster.name != "none"
-    live = _live_jobs(ledger, is_submitted=is_submitted)
+    live_jobs = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
-        pool, num_parallel = job_pool.JobPool(ledger, configs, live), int(config.launcher.parallel)
+        pool, num_parallel = (
+            job_pool.JobPool(ledger, configs, live_jobs),
+            int(config.launcher.parallel),
+        )
     else:
         pool, num_parallel = _pool_here(configs, config, total)
     table_of = partial(
@@ -165,9 +171,9 @@ def run_sweep(
     ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
 
-    def print_unless_silent(text: str) -> None:
-        if text and not config.silent:
-            print(text, flush=True)
+    def print_unless_silent(line: str) -> None:
+        if line and not config.silent:
+            print(line, flush=True)
 
     print_unless_silent(_first_line(ledger, num_done, total, num_parallel))
     try:
@@ -175,33 +181,37 @@ def run_sweep(
     finally:
         write(ledger, table_of({}))
     print_unless_silent(source.note)
-    chosen, untested = ([], "") if is_submitted else _trials_to_test(table_of({}), config)
-    if chosen:
-        for trial in chosen:  # The trial may be from an earlier command.
+    test_trials, no_test_reason = (
+        ([], "") if is_submitted else _trials_to_test(table_of({}), config)
+    )
+    if test_trials:
+        for trial in test_trials:  # The trial may be from an earlier command.
             project.record(trial.folder)
-        what, best = plural(len(chosen), "trial"), table_of({}).best
+        description, best = plural(len(test_trials), "trial"), table_of({}).best
         if config.sweep.test == "best" and best is not None:
             is_alone = len(best.trials) == 1
-            what = (
-                f"the best trial, {best.trials[0]}" if is_alone else f"{what} of the best setting"
+            description = (
+                f"the best trial, {best.trials[0]}"
+                if is_alone
+                else f"{description} of the best setting"
             )
-        print_unless_silent(f"Testing {what} ...")
-        silent = views.View(table_of, total, is_silent=True)
-        code = course_of(source=Grid(chosen), view=silent, task="test").run() or code
+        print_unless_silent(f"Testing {description} ...")
+        silent_view = views.View(table_of, total, is_silent=True)
+        code = course_of(source=Grid(test_trials), view=silent_view, task="test").run() or code
         write(ledger, table_of({}))
-    joined = out_of_fold.join(ledger, table_of({}))
+    fold_lines = out_of_fold.join(ledger, table_of({}))
     if not config.silent:
         views.show_table(table_of({}), ledger.path)
     answer({"path": str(ledger.path), **table_facts(ledger, table_of({}))})
-    print_unless_silent("\n".join(joined))
+    print_unless_silent("\n".join(fold_lines))
     if is_submitted and pool.trials:
         print_unless_silent(job_pool.remaining_text(ledger, len(pool.trials), arguments))
     elif code:
         print_unless_silent("Not all trials are done: the same command again resumes the sweep.")
     elif is_submitted and config.sweep.test == "best":
         print_unless_silent(f"All trials are done. {array.TEST_LATER}")
-    if untested and not code:
-        print(untested, file=sys.stderr, flush=True)
+    if no_test_reason and not code:
+        print(no_test_reason, file=sys.stderr, flush=True)
         return EXIT_FAILED
     return code
 
@@ -227,39 +237,42 @@ def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tup
 
 
 def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) -> str:
-    where = display_path(ledger.path)
+    path = display_path(ledger.path)
     verb = "is" if total == 1 else "are"
     if num_done >= total:
         return (
-            f"All {plural(num_done, 'trial')} of {where} {verb} done: sweep.name=... "
+            f"All {plural(num_done, 'trial')} of {path} {verb} done: sweep.name=... "
             "starts another sweep."
         )
-    how = f"{num_parallel} in parallel" if num_parallel > 1 else "one at a time"
+    schedule = f"{num_parallel} in parallel" if num_parallel > 1 else "one at a time"
     if any(trial.state != "queued" for trial in ledger.trials):
         return (
-            f"Resuming {where}: {num_done} of {plural(total, 'trial')} {verb} done; "
-            f"the others {how}."
+            f"Resuming {path}: {num_done} of {plural(total, 'trial')} {verb} done; "
+            f"the others {schedule}."
         )
-    return f"A sweep of {plural(total, 'trial')}, {how}, in {where}"
+    return f"A sweep of {plural(total, 'trial')}, {schedule}, in {path}"
 
 
 def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
     """Return the trials to test now, and the reason if the required test is not possible."""
     rows = [row for row in sweep_table.rows if row.state == "finished"]
-    left = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
+    unfinished_rows = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
     if config.sweep.test == "none":
         return [], ""
-    if left:
-        what = ", ".join(f"trial {row.trial.number} is {row.state}" for row in left)
+    if unfinished_rows:
+        states = ", ".join(f"trial {row.trial.number} is {row.state}" for row in unfinished_rows)
         hint = "Resume by the command that started them, or use sweep.test=none."
-        return [], f"No test at the end: {what}. {hint}"
+        return [], f"No test at the end: {states}. {hint}"
     if config.sweep.test == "best":
         best = sweep_table.best
         if best is None:
-            name, hint = sweep_table.objective.name, "lockstep eval FOLDER/TRIAL tests one trial."
+            objective, hint = (
+                sweep_table.objective.name,
+                "lockstep eval FOLDER/TRIAL tests one trial.",
+            )
             return (
                 [],
-                f"No test at the end: no setting has a value of {name} in all of its trials. "
+                f"No test at the end: no setting has a value of {objective} in all of its trials. "
                 f"{hint}",
             )
         rows = [row for row in rows if row.trial.number in best.trials]
@@ -271,14 +284,14 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
 
     Raises ConfigError for a live job if no job should run, and for trials of other processes.
     """
-    live = array.live_jobs(ledger)
-    if live and not is_submitted:
-        where = quote_path(ledger.path)
-        what = f"trial {min(live)} of {display_path(ledger.path)}"
-        hint = f"wait for it, or lockstep jobs cancel {where}; cluster=slurm shows its state"
-        raise ConfigError(Error("busy", what, "has a pending or running job", hint))
+    live_jobs = array.live_jobs(ledger)
+    if live_jobs and not is_submitted:
+        path = quote_path(ledger.path)
+        trial_label = f"trial {min(live_jobs)} of {display_path(ledger.path)}"
+        hint = f"wait for it, or lockstep jobs cancel {path}; cluster=slurm shows its state"
+        raise ConfigError(Error("busy", trial_label, "has a pending or running job", hint))
     for trial in ledger.trials:
-        if trial.number not in live and trial.state in LIVE_STATES:
+        if trial.number not in live_jobs and trial.state in LIVE_STATES:
             problem = "is being trained by another process"
             raise ConfigError(
                 Error(
@@ -288,21 +301,21 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
                     "stop it, or wait for it to end",
                 )
             )
-    return live
+    return live_jobs
 
 
 def machine_here() -> Machine:
     num_gpus = hardware.num_visible_gpus()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [name.strip() for name in visible.split(",")]
-        if visible
+    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpu_names = (
+        [gpu_name.strip() for gpu_name in visible_gpus.split(",")]
+        if visible_gpus
         else [str(number) for number in range(num_gpus)]
     )
     # A quota does not name cores. Random ones are used, because otherwise all containers of a
     # machine would use the first ones.
     cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
-    return Machine(tuple(names[:num_gpus]), tuple(cores))
+    return Machine(tuple(gpu_names[:num_gpus]), tuple(cores))
 
 
 @contextlib.contextmanager
@@ -312,15 +325,17 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
     Raises ConfigError.
     """
     folder = RunFolder(path.resolve())
-    if not any((folder.path / name).exists() for name in (SWEEP, JOURNAL, folder.facts_file.name)):
+    if not any(
+        (folder.path / file_name).exists() for file_name in (SWEEP, JOURNAL, folder.facts_file.name)
+    ):
         try:
             permissions.open_new(folder.path).claim()
         except PermissionError as error:
             raise ConfigError(file_error(error)) from error
     need_own(folder)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            held.enter_context(folder.lock())
+            stack.enter_context(folder.lock())
             ledger = Ledger.open(folder.path, name, redact(command))
         except BlockingIOError as error:
             problem = "is being run by another process"

@@ -66,35 +66,35 @@ class Course:
             finally:
                 self.pool.kill()  # Trials still run only after a second Ctrl-C or an error.
 
-    def _run(self, received: Sequence[int]) -> int:
-        queue, states, stopped = list[Trial](), list[str](), ""
+    def _run(self, signal_numbers: Sequence[int]) -> int:
+        queue, states, stop_reason = list[Trial](), list[str](), ""
         while True:
             states += [self._end(trial, code) for trial, code in self.pool.collect_ended()]
-            if received and self.pool.outlives_command:
+            if signal_numbers and self.pool.outlives_command:
                 return EXIT_STOPPED
-            if received.count(signal.SIGINT) > 1 or LEAVE in received:
+            if signal_numbers.count(signal.SIGINT) > 1 or LEAVE in signal_numbers:
                 return EXIT_INTERRUPTED
-            if not stopped:
-                stopped = self._stop_reason(received)
-                if stopped:
+            if not stop_reason:
+                stop_reason = self._stop_reason(signal_numbers)
+                if stop_reason:
                     self.pool.stop()
-                    self.view.report_stop(stopped)
+                    self.view.report_stop(stop_reason)
                 else:
                     queue += self.source.propose(
                         self.num_parallel - len(self.pool.trials) - len(queue)
                     )
                     self._start(queue)
             running = self.pool.trials
-            if not running and (stopped or not queue):
+            if not running and (stop_reason or not queue):
                 break
             for trial in running:
-                if not stopped and self.source.is_poor(trial):
+                if not stop_reason and self.source.is_poor(trial):
                     trial.folder.request_stop(PRUNED)
             self.pool.await_end(LOOK_EVERY_S)
         self.ledger.stop_flag.clear_stop()
         if "failed" in states:
             return EXIT_FAILED
-        return EXIT_STOPPED if stopped or "stopped" in states else 0
+        return EXIT_STOPPED if stop_reason or "stopped" in states else 0
 
     def _start(self, queue: list[Trial]) -> None:
         """Start the trials for which enough devices are free, in order."""
@@ -107,20 +107,21 @@ class Course:
                 self.view.report_start(trial)
 
     def _end(self, trial: Trial, code: int) -> str:
-        recorded = trial.state
-        state = {0: "finished", EXIT_STOPPED: "pruned" if recorded == "pruned" else "stopped"}.get(
-            code, "failed"
-        )
+        recorded_state = trial.state
+        state = {
+            0: "finished",
+            EXIT_STOPPED: "pruned" if recorded_state == "pruned" else "stopped",
+        }.get(code, "failed")
         # The trial was killed after its summary.
-        if self.task != "test" and recorded == "finished":
-            state = recorded
+        if self.task != "test" and recorded_state == "finished":
+            state = recorded_state
         trial.folder.clear_stop()  # The trial may have finished before it read the request.
         self.ledger.write()
         self.source.record_result(trial, state)
         self.view.report_end(trial, state)
         return state
 
-    def _stop_reason(self, received: Sequence[int]) -> str:
-        if received:
-            return f"signal {signal.Signals(received[0]).name}"
+    def _stop_reason(self, signal_numbers: Sequence[int]) -> str:
+        if signal_numbers:
+            return f"signal {signal.Signals(signal_numbers[0]).name}"
         return self.ledger.stop_flag.stop_request()

@@ -24,17 +24,17 @@ from lockstep.trials.ledger import Ledger, Trial
 class JobPool:
     """Runs a job for each trial, with the interface of `Pool`.
 
-    A requeued job counts as running. `configs` and `live` are by number.
+    A requeued job counts as running. `configs` and `live_jobs` are by number.
     """
 
     outlives_command = True
 
     def __init__(
-        self, ledger: Ledger, configs: Mapping[int, Config], live: Mapping[int, jobs.Job]
+        self, ledger: Ledger, configs: Mapping[int, Config], live_jobs: Mapping[int, jobs.Job]
     ) -> None:
         self._ledger = ledger
         self._configs = configs
-        self._live = live
+        self._live = live_jobs
         self._code: Path | None = None  # one copy for all jobs of this command
         self._next_look = 0.0
         self._last_error = ""
@@ -66,10 +66,12 @@ class JobPool:
         if not self.trials or time.monotonic() < self._next_look:
             return []
         try:
-            found = {job.folder: job for job in jobs.jobs_of(trial.folder for trial in self.trials)}
-            live = {folder: job for folder, job in found.items() if job.is_live}
+            jobs_by_folder = {
+                job.folder: job for job in jobs.jobs_of(trial.folder for trial in self.trials)
+            }
+            live_jobs = {folder: job for folder, job in jobs_by_folder.items() if job.is_live}
             if self._is_stopping:
-                jobs.stop(list(live.values()), "the search was stopped")
+                jobs.stop(list(live_jobs.values()), "the search was stopped")
             self._is_stopping = False
         except ValueError as error:
             if str(error) != self._last_error:  # The same error is printed once in a row.
@@ -82,12 +84,14 @@ class JobPool:
             return []
         finally:
             self._next_look = time.monotonic() + LOOK_EVERY_S
-        ended = [trial for trial in self.trials if trial.folder not in live]
-        self.trials = [trial for trial in self.trials if trial.folder in live]
-        return [(trial, _end(trial.folder, found.get(trial.folder))) for trial in ended]
+        ended_trials = [trial for trial in self.trials if trial.folder not in live_jobs]
+        self.trials = [trial for trial in self.trials if trial.folder in live_jobs]
+        return [
+            (trial, _end(trial.folder, jobs_by_folder.get(trial.folder))) for trial in ended_trials
+        ]
 
-    def await_end(self, most_s: float) -> None:
-        time.sleep(most_s)
+    def await_end(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
 
     def stop(self) -> None:
         """Make the next look cancel pending jobs, and stop the others with a checkpoint."""
@@ -103,10 +107,10 @@ class JobPool:
 def remaining_text(ledger: Ledger, num_live: int, arguments: Sequence[str]) -> str:
     """Describe the jobs that continue without the command, with the commands for them."""
     command = f"{training_command()} {shlex.join(redact(arguments))}"
-    text = (
+    message = (
         f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
     )
-    return "\n  ".join([text, command, f"lockstep stop {quote_path(ledger.path)}"])
+    return "\n  ".join([message, command, f"lockstep stop {quote_path(ledger.path)}"])
 
 
 def _end(folder: RunFolder, job: jobs.Job | None) -> int:
@@ -118,9 +122,11 @@ def _end(folder: RunFolder, job: jobs.Job | None) -> int:
         return EXIT_FAILED
     code = EXIT_STOPPED if job.state == "cancelled" else job.end_code
     if job.facts["state"] not in ENDED_STATES:
-        text = f"job {job.id} ended without a report of its run: {job.state}"
+        reason = f"job {job.id} ended without a report of its run: {job.state}"
         with contextlib.suppress(OSError):  # The folder of the trial is gone or read-only.
             if code != EXIT_STOPPED:
-                folder.record_failure(f"{text}\n")
-            folder.update_status(state="stopped" if code == EXIT_STOPPED else "failed", reason=text)
+                folder.record_failure(f"{reason}\n")
+            folder.update_status(
+                state="stopped" if code == EXIT_STOPPED else "failed", reason=reason
+            )
     return code

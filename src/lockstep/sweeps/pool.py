@@ -74,9 +74,9 @@ class Pool:
                 _record_end(active.trial.folder, code)
         return [(active.trial, code) for active, code in ended]
 
-    def await_end(self, most_s: float) -> None:
-        """Sleep for `most_s`, or until a trial has ended."""
-        connection.wait([active.process.sentinel for active in self.running], most_s)
+    def await_end(self, timeout_s: float) -> None:
+        """Sleep for `timeout_s`, or until a trial has ended."""
+        connection.wait([active.process.sentinel for active in self.running], timeout_s)
 
     def stop(self) -> None:
         for active in self.running:
@@ -110,11 +110,11 @@ def _record_end(folder: RunFolder, code: int) -> None:
     """Record the failure of a trial that could not do so itself."""
     if code in (0, EXIT_STOPPED):
         return
-    text = f"the process of the trial exited with code {code}\n"
+    report = f"the process of the trial exited with code {code}\n"
     if code < 0:
-        text = heartbeat.end_of(folder, 0, "the process of the trial", code)
+        report = heartbeat.end_of(folder, 0, "the process of the trial", code)
         heartbeat.forget(folder, 0)
-    folder.record_failure(text)
+    folder.record_failure(report)
     status = folder.read_status()
     if not status or status.get("state") in (*LIVE_STATES, "no signal"):
-        folder.update_status(state="failed", reason=text.splitlines()[0])
+        folder.update_status(state="failed", reason=report.splitlines()[0])

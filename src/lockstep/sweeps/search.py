@@ -41,17 +41,17 @@ Point = frozenset[tuple[str, Any]]  # a point of the search space
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
-    return {key: _distribution(drawn) for key, drawn in space.items()}
+    return {key: _distribution(domain) for key, domain in space.items()}
 
 
-def _distribution(drawn: Interval | tuple[str, ...]) -> BaseDistribution:
-    if not isinstance(drawn, Interval):
-        return CategoricalDistribution(drawn)
-    if all(isinstance(end, int) for end in (drawn.low, drawn.high, drawn.step or 1)):
+def _distribution(domain: Interval | tuple[str, ...]) -> BaseDistribution:
+    if not isinstance(domain, Interval):
+        return CategoricalDistribution(domain)
+    if all(isinstance(end, int) for end in (domain.low, domain.high, domain.step or 1)):
         return IntDistribution(
-            int(drawn.low), int(drawn.high), log=drawn.is_log, step=int(drawn.step or 1)
+            int(domain.low), int(domain.high), log=domain.is_log, step=int(domain.step or 1)
         )
-    return FloatDistribution(drawn.low, drawn.high, log=drawn.is_log, step=drawn.step)
+    return FloatDistribution(domain.low, domain.high, log=domain.is_log, step=domain.step)
 
 
 def study_in(
@@ -95,17 +95,17 @@ def study_in(
         raise ConfigError(
             Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
         )
-    last: dict[int | None, TrialState] = {}
+    last_states: dict[int | None, TrialState] = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
         if trial.state == TrialState.RUNNING and (number is None or _point(trial) not in points):
             # The process was killed before the trial had its values and its number.
             study.tell(trial.number, state=TrialState.FAIL)
         else:
-            last[number] = trial.state
+            last_states[number] = trial.state
     for point, trial in points.items():
-        if trial.number not in last or (
-            last[trial.number] == TrialState.FAIL and trial.state not in DONE
+        if trial.number not in last_states or (
+            last_states[trial.number] == TrialState.FAIL and trial.state not in DONE
         ):
             study.enqueue_trial(dict(point), user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))
@@ -130,10 +130,12 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
     """Return the trial of each point, in the order of their numbers."""
     trials: dict[Point, Trial] = {}
     for trial in ledger.trials:
-        typed = ((key, drawn, trial.typed[key.lstrip("+")]) for key, drawn in space.items())
+        parameters = (
+            (key, distribution, trial.typed[key.lstrip("+")]) for key, distribution in space.items()
+        )
         point = frozenset(
-            (key, drawn.to_external_repr(drawn.to_internal_repr(text)))
-            for key, drawn, text in typed
+            (key, distribution.to_external_repr(distribution.to_internal_repr(value)))
+            for key, distribution, value in parameters
         )
         trials[point] = trial
     return trials
@@ -187,27 +189,31 @@ class Draws(Grid):
         self._taken: dict[Point, Drawn | None] = {}
         self._of: dict[int, Drawn] = {}  # by the number of a trial
         points = trials_by_point(ledger, space)
-        resumed = []
-        for frozen in study.get_trials(deepcopy=False):
-            point = _point(frozen)  # The point is empty if the trial waits.
-            if frozen.state == TrialState.RUNNING:
-                resumed.append(resumed_trial(study, frozen))
+        resumed_draws = []
+        for frozen_trial in study.get_trials(deepcopy=False):
+            point = _point(frozen_trial)  # The point is empty if the trial waits.
+            if frozen_trial.state == TrialState.RUNNING:
+                resumed_draws.append(resumed_trial(study, frozen_trial))
             elif point in points and points[point].state in DONE:
                 self._taken[point] = Drawn.of(points[point])
-        super().__init__([trial for drawn in resumed for trial in self._begin(drawn)])
+        super().__init__([trial for draw in resumed_draws for trial in self._begin(draw)])
 
     @property
     def note(self) -> str:
         """The reason for fewer points than requested, or an empty text."""
         if not self._is_stuck:
             return ""
-        name = type(self._study.sampler).__name__
+        sampler = type(self._study.sampler).__name__
         num_done = sum(
-            drawn.trial.state in DONE for drawn in self._taken.values() if drawn is not None
+            drawn_point.trial.state in DONE
+            for drawn_point in self._taken.values()
+            if drawn_point is not None
         )
-        done = f"{num_done} of {plural(self._num_trials, 'point')} done"
+        progress = f"{num_done} of {plural(self._num_trials, 'point')} done"
         hint = "Use another search.sampler, or a larger space."
-        return f"{name} drew only earlier points, {MAX_REPEATS} times in a row: {done}. {hint}"
+        return (
+            f"{sampler} drew only earlier points, {MAX_REPEATS} times in a row: {progress}. {hint}"
+        )
 
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws.
@@ -227,16 +233,16 @@ class Draws(Grid):
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
 
-    def _begin(self, asked: optuna.Trial) -> list[Trial]:
+    def _begin(self, draw: optuna.Trial) -> list[Trial]:
         """Return the trial of a draw, if it is not done.
 
         The list is empty if its point is known or cannot be trained.
         """
-        point = _point(asked)
+        point = _point(draw)
         is_new = point not in self._taken
         if is_new:
             try:
-                trial = self._make([f"{key}={value}" for key, value in asked.params.items()])
+                trial = self._make([f"{key}={value}" for key, value in draw.params.items()])
                 self._taken[point] = Drawn.of(trial)
             except ConfigError as error:
                 print(
@@ -244,54 +250,54 @@ class Draws(Grid):
                     flush=True,
                 )
                 self._taken[point] = None
-        drawn = self._taken[point]
-        if drawn is None:
-            self._study.tell(asked, state=TrialState.FAIL)
+        drawn_point = self._taken[point]
+        if drawn_point is None:
+            self._study.tell(draw, state=TrialState.FAIL)
             return []
-        asked.set_user_attr(NUMBER, drawn.trial.number)
-        drawn.waiting.append(asked)
-        self._tell(drawn)
-        self._of[drawn.trial.number] = drawn
-        return [drawn.trial] if is_new and not drawn.end else []
+        draw.set_user_attr(NUMBER, drawn_point.trial.number)
+        drawn_point.waiting.append(draw)
+        self._tell(drawn_point)
+        self._of[drawn_point.trial.number] = drawn_point
+        return [drawn_point.trial] if is_new and not drawn_point.end else []
 
     def is_poor(self, trial: Trial) -> bool:
         """Report the value of each epoch to Optuna, and return True if it prunes the trial."""
-        drawn = self._of[trial.number]
-        name, first = self._objective.name, drawn.waiting[0]
-        known = self._study.trials[first.number].intermediate_values
+        drawn_point = self._of[trial.number]
+        metric, first_draw = self._objective.name, drawn_point.waiting[0]
+        reported_values = self._study.trials[first_draw.number].intermediate_values
         values = {
-            int(row["epoch"]) - 1: row[name] for row in read_rows(trial.folder) if name in row
+            int(row["epoch"]) - 1: row[metric] for row in read_rows(trial.folder) if metric in row
         }
-        new = [step for step in values if step not in known]
-        for step in new:  # Steps are counted from 0.
-            first.report(values[step], step)
-        drawn.is_poor = drawn.is_poor or (bool(new) and first.should_prune())
-        return drawn.is_poor
+        new_steps = [step for step in values if step not in reported_values]
+        for step in new_steps:  # Steps are counted from 0.
+            first_draw.report(values[step], step)
+        drawn_point.is_poor = drawn_point.is_poor or (bool(new_steps) and first_draw.should_prune())
+        return drawn_point.is_poor
 
     def record_result(self, trial: Trial, state: str) -> None:
         """Report the result of a trial to Optuna."""
         self._is_stuck = False
-        drawn = self._of[trial.number]
-        drawn.end = state
-        self._tell(drawn)
+        drawn_point = self._of[trial.number]
+        drawn_point.end = state
+        self._tell(drawn_point)
 
-    def _tell(self, drawn: Drawn) -> None:
+    def _tell(self, drawn_point: Drawn) -> None:
         """Report the result to the draws that wait, when the trial has ended.
 
         The next command resumes a stopped one.
         """
-        if drawn.end in ("", "stopped"):
+        if drawn_point.end in ("", "stopped"):
             return
-        value = self._objective.value_in(drawn.trial.folder)
-        for asked in drawn.waiting:
-            if drawn.end == "pruned":
-                self._study.tell(asked, state=TrialState.PRUNED)
-            elif drawn.end == "failed" or value is None:
-                self._study.tell(asked, state=TrialState.FAIL)
+        value = self._objective.value_in(drawn_point.trial.folder)
+        for draw in drawn_point.waiting:
+            if drawn_point.end == "pruned":
+                self._study.tell(draw, state=TrialState.PRUNED)
+            elif drawn_point.end == "failed" or value is None:
+                self._study.tell(draw, state=TrialState.FAIL)
             else:
-                self._study.tell(asked, value)
-        drawn.waiting.clear()
+                self._study.tell(draw, value)
+        drawn_point.waiting.clear()
 
 
-def _point(drawn: optuna.Trial | FrozenTrial) -> Point:
-    return frozenset(drawn.params.items())
+def _point(trial: optuna.Trial | FrozenTrial) -> Point:
+    return frozenset(trial.params.items())

@@ -30,7 +30,7 @@ from lockstep.trials.ledger import DONE, Trial, command_of, find, need_own
 
 
 def sweep(
-    typed: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool
+    typed_overrides: Sequence[str], source: Source, arguments: Sequence[str], *, is_trusted: bool
 ) -> int:
     """Run or resume the sweep of these overrides, or submit it.
 
@@ -41,28 +41,28 @@ def sweep(
         start_once("train -m", os.environ)
     except ValueError as error:
         raise ConfigError(*errors_of(error)) from error
-    jobs = overrides.check(typed, source, is_multirun=True).jobs
+    jobs = overrides.check(typed_overrides, source, is_multirun=True).jobs
     config = jobs[0].config
     check_inputs([job.config for job in jobs])
-    path, is_new = _folder(jobs[0], typed, is_trusted=is_trusted)
+    path, is_new = _folder(jobs[0], typed_overrides, is_trusted=is_trusted)
     num_jobs, search = len(jobs), None
     if config.search is not None:
         num_jobs = 1
-        search = sweep_space.separate_space(typed, compose.groups(*source.folders))
+        search = sweep_space.separate_space(typed_overrides, compose.groups(*source.folders))
     if config.cluster.name != "none" and config.dry_run:
         print(array.script(path, config, num_jobs), end="")
         return 0
     if is_new:
         path = naming.create_path(Path("outputs"), config.sweep.name or "sweep", datetime.now())
-    with command.open_ledger(path, config.sweep.name, command_of(typed)) as ledger:
+    with command.open_ledger(path, config.sweep.name, command_of(typed_overrides)) as ledger:
         if config.cluster.name == "local":
             ledger.write()  # The same command then finds the sweep.
         else:
-            checked = {(job.overrides, number): job for number, job in enumerate(jobs)}
-            compose_trial = partial(_compose_trial, checked, source)
+            checked_jobs = {(job.overrides, number): job for number, job in enumerate(jobs)}
+            compose_trial = partial(_compose_trial, checked_jobs, source)
             if search is None:
                 return _run_grid(Sweep(ledger, config, arguments), jobs, compose_trial)
-            command.check_study(ledger, typed, compose_trial)
+            command.check_study(ledger, typed_overrides, compose_trial)
             return _run_search(Sweep(ledger, config, arguments), search, compose_trial)
     array.start_background(path, config, arguments)
     return 0
@@ -76,7 +76,7 @@ def check_inputs(configs: Sequence[Config]) -> None:
     """
     if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
         for index, config in enumerate(configs):
-            if all(config.data != other.data for other in configs[:index]):
+            if all(config.data != earlier_config.data for earlier_config in configs[:index]):
                 data_presence.check(config.data)
         if errors := processes.call(_listing_errors, configs[0]):
             raise ConfigError(*errors)
@@ -99,51 +99,57 @@ def _listing_errors(config: Config) -> list[Error]:
     return []
 
 
-def _folder(job: Job, typed: Sequence[str], *, is_trusted: bool) -> tuple[Path, bool]:
+def _folder(job: Job, typed_overrides: Sequence[str], *, is_trusted: bool) -> tuple[Path, bool]:
     """Return the folder of a sweep, and True if it is a new one.
 
     It is the folder that `hydra.sweep.dir` names, or that of the sweep that is resumed, else a new
     one. A trusted sweep becomes a sweep of this user. Raises ConfigError if the folder cannot be
     created.
     """
-    name, outputs = job.config.sweep.name, Path("outputs")
-    known = find(outputs, name, redact(command_of(typed)))
-    default = known or naming.free_path(outputs, name or "sweep", datetime.now())
-    chosen = None if job.folder is None else job.root
-    path = Path(chosen or default)
+    sweep_name, outputs = job.config.sweep.name, Path("outputs")
+    resumed_path = find(outputs, sweep_name, redact(command_of(typed_overrides)))
+    default_path = resumed_path or naming.free_path(outputs, sweep_name or "sweep", datetime.now())
+    requested_path = None if job.folder is None else job.root
+    path = Path(requested_path or default_path)
     if (path / SWEEP).exists():
         need_own(RunFolder(path.resolve()), is_trusted=is_trusted)
-    if error := refusals.folder_error("hydra.sweep.dir", chosen, str(default)):
+    if error := refusals.folder_error("hydra.sweep.dir", requested_path, str(default_path)):
         raise ConfigError(error)
-    return path, chosen is None and known is None
+    return path, requested_path is None and resumed_path is None
 
 
 def _compose_trial(
-    checked: dict[tuple[tuple[str, ...], int], Job],
+    checked_jobs: dict[tuple[tuple[str, ...], int], Job],
     source: Source,
-    texts: Sequence[str],
+    trial_overrides: Sequence[str],
     number: int,
 ) -> tuple[Config, str]:
     """Return the checked configuration of a trial, and the name of its folder.
 
     Raises ConfigError.
     """
-    job = checked.get((tuple(texts), number)) or overrides.compose_trial(texts, number, source)
+    job = checked_jobs.get((tuple(trial_overrides), number)) or overrides.compose_trial(
+        trial_overrides, number, source
+    )
     return job.config, job.subdir
 
 
 def _run_grid(sweep: Sweep, jobs: Sequence[Job], compose_trial: Compose) -> int:
-    made = {}
+    prepared_trials = {}
     for job in jobs:
         trial, config = command.prepare_trial(sweep.ledger, job.overrides, compose_trial)
-        made[trial.number] = (trial, config)
+        prepared_trials[trial.number] = (trial, config)
     if sweep.config.cluster.name == "slurm":
-        array.submit(sweep.ledger, list(made.values()))
+        array.submit(sweep.ledger, list(prepared_trials.values()))
         return 0
-    left = [trial for trial, _ in made.values() if trial.state not in DONE]
-    configs = {number: config for number, (_, config) in made.items()}
+    remaining_trials = [trial for trial, _ in prepared_trials.values() if trial.state not in DONE]
+    configs = {number: config for number, (_, config) in prepared_trials.items()}
     return command.run_sweep(
-        sweep, Grid(left), configs, total=len(made), num_done=len(made) - len(left)
+        sweep,
+        Grid(remaining_trials),
+        configs,
+        total=len(prepared_trials),
+        num_done=len(prepared_trials) - len(remaining_trials),
     )
 
 
@@ -152,12 +158,12 @@ def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Co
     from lockstep.trials.results import monitored_objective
 
     ledger, config, _ = sweep
-    fixed, space = search
+    fixed_overrides, space = search
     configs: dict[int, Config] = {}
 
-    def make_trial(drawn: Sequence[str]) -> Trial:
+    def make_trial(drawn_overrides: Sequence[str]) -> Trial:
         trial, configs[trial.number] = command.prepare_trial(
-            ledger, [*fixed, *drawn], compose_trial
+            ledger, [*fixed_overrides, *drawn_overrides], compose_trial
         )
         # The ledger is written before the trial starts, so that a command that is killed finds its
         # job again.
@@ -165,10 +171,10 @@ def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Co
         return trial
 
     assert config.search is not None
-    objective, drawn_from = monitored_objective(config), distributions(space)
+    objective, space_distributions = monitored_objective(config), distributions(space)
     draws = Draws(
-        study_in(ledger, drawn_from, config.search, objective),
-        drawn_from,
+        study_in(ledger, space_distributions, config.search, objective),
+        space_distributions,
         ledger,
         make_trial,
         objective=objective,

@@ -38,61 +38,64 @@ class View:
 
     def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
-        which = (
+        position = (
             f"{trial.number + 1} of {self._total}"
             if trial.number < self._total
             else str(trial.number)
         )
-        how = "is" if trial.device.startswith("job ") else "starts on"
+        verb = "is" if trial.device.startswith("job ") else "starts on"
         self._print_line(
-            f"Trial {trial.number} ({which}) {how} {trial.device}: {self._describe(trial)}"
+            f"Trial {trial.number} ({position}) {verb} {trial.device}: {self._describe(trial)}"
         )
 
     def report_end(self, trial: Trial, state: str) -> None:
         if not self._is_silent:
             self._rows.pop(trial.number, None)
-            sweep_table = self._table({}, known=self._rows)
+            sweep_table = self._table({}, cache=self._rows)
             row = next(row for row in sweep_table.rows if row.trial is trial)
             value = (
                 f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
             )
-            used = duration(time.monotonic() - self._since[trial.number])
-            line = f"Trial {trial.number} {state} after {used}{value}: {self._describe(trial)}"
+            elapsed = duration(time.monotonic() - self._since[trial.number])
+            line = f"Trial {trial.number} {state} after {elapsed}{value}: {self._describe(trial)}"
             self._print_line(line, formatting.STYLES.get(state, "red"))
         if state == "failed":
             out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
-            known = log if log.exists() else Path(folder.read_job().get("log", log))
+            log_file = log if log.exists() else Path(folder.read_job().get("log", log))
             print_line(
                 out,
                 f"Trial {trial.number} failed: {folder.failure_cause() or 'no error was recorded'}",
                 "red",
             )
             print_line(
-                out, f"  details: {display_path(folder.failure)}, {display_path(known)}", "red"
+                out, f"  details: {display_path(folder.failure)}, {display_path(log_file)}", "red"
             )
 
     def report_stop(self, reason: str) -> None:
         self._print_line(f"Stopping all trials, each with a checkpoint: {reason}", "yellow")
 
     def _describe(self, trial: Trial) -> str:
-        return description(trial, [row.trial for row in self._table({}, known=self._rows).rows])
+        return description(trial, [row.trial for row in self._table({}, cache=self._rows).rows])
 
-    def _print_line(self, text: str, style: str | Style = "") -> None:
+    def _print_line(self, line: str, style: str | Style = "") -> None:
         if not self._is_silent:
-            print_line(self._out, text, style)
+            print_line(self._out, line, style)
 
 
 def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> None:
     """Print the table of the sweep in a folder, and the names of its files if it has them."""
     out = terminal()
     if settings := sweep_table.setting_texts:
-        names = list(settings)
+        columns = list(settings)
         rows = list(zip(*settings.values(), strict=True))
-        made = new_table(
-            _heads(names, sweep_table), rows[:MAX_ROWS], out, right=names[names.index("n") + 1 :]
+        setting_table = new_table(
+            _heads(columns, sweep_table),
+            rows[:MAX_ROWS],
+            out,
+            right=columns[columns.index("n") + 1 :],
         )
-        _print(made, len(rows), out)
+        _print(setting_table, len(rows), out)
         out.print()
     _print(_trials(sweep_table, sweep_table.rows[:MAX_ROWS], out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
@@ -103,8 +106,8 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
         print_line(out, f"Full table: {display_path(folder)}/table.csv, table.json")
 
 
-def _print(made: RichTable, num_rows: int, out: Console) -> None:
-    print_table(made, out)
+def _print(rich_table: RichTable, num_rows: int, out: Console) -> None:
+    print_table(rich_table, out)
     if num_rows > MAX_ROWS:
         out.print(f"... and {num_rows - MAX_ROWS} more", style="dim")
 
@@ -123,20 +126,22 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
 
 
 def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console) -> RichTable:
-    texts: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
-    texts["state"] = [formatting.state(row.state) for row in rows]
-    name, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
-    order = ("trial", "state", name, *keys, *tests[:1], "epoch", "time", *tests, "device")
-    names = [name for name in dict.fromkeys(order) if name in texts]
-    right = ("trial", name, *tests, "epoch", "time")
-    lines = zip(*(texts[name] for name in names), strict=True)
-    return new_table(_heads(names, sweep_table), lines, out, right=right)
+    columns: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
+    columns["state"] = [formatting.state(row.state) for row in rows]
+    objective, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
+    order = ("trial", "state", objective, *keys, *tests[:1], "epoch", "time", *tests, "device")
+    column_names = [column for column in dict.fromkeys(order) if column in columns]
+    right_columns = ("trial", objective, *tests, "epoch", "time")
+    lines = zip(*(columns[column] for column in column_names), strict=True)
+    return new_table(_heads(column_names, sweep_table), lines, out, right=right_columns)
 
 
-def _heads(names: Sequence[str], sweep_table: Table) -> Sequence[str]:
+def _heads(columns: Sequence[str], sweep_table: Table) -> Sequence[str]:
     """Return the names of columns.
 
     Settings are named without their sections if no two names become equal.
     """
-    short = [name.rpartition(".")[2] if name in sweep_table.keys else name for name in names]
-    return short if len(set(short)) == len(short) else names
+    short_names = [
+        column.rpartition(".")[2] if column in sweep_table.keys else column for column in columns
+    ]
+    return short_names if len(set(short_names)) == len(short_names) else columns

@@ -25,17 +25,23 @@ def num_visible_gpus() -> int:
     torch is imported only where device files do not show the number, because its import takes
     seconds.
     """
-    names = os.listdir("/dev") if os.path.isdir("/dev") else []
-    num_present = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_present))))
-    if not num_present and not ASK_TORCH & set(names):
+    device_files = os.listdir("/dev") if os.path.isdir("/dev") else []
+    num_present = sum(
+        re.fullmatch(r"nvidia\d+", file_name) is not None for file_name in device_files
+    )
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_present))))
+    if not num_present and not ASK_TORCH & set(device_files):
         return 0
-    if not num_present or "MIG" in visible:
+    if not num_present or "MIG" in visible_devices:
         import torch
 
         return torch.cuda.device_count()
     return len(
-        list(itertools.takewhile(partial(_is_gpu, num_present=num_present), visible.split(",")))
+        list(
+            itertools.takewhile(
+                partial(_is_gpu, num_present=num_present), visible_devices.split(",")
+            )
+        )
     )
 
 
@@ -85,7 +91,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(
-        name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
+        variable.startswith(("MALLOC_", "GLIBC_TUNABLES")) for variable in os.environ
     ):
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the maximum of glibc
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the maximum of an int
@@ -99,27 +105,27 @@ def available_bytes() -> int | None:
     meminfo = _fields(ROOT / "proc/meminfo")
     if not meminfo:
         return None
-    available = [meminfo["MemAvailable:"] * 1024]
+    free_bytes = [meminfo["MemAvailable:"] * 1024]
     for group in _control_groups():
-        used = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")
-        for limit in _memory_limit(group) if used else ():
+        usage = _numbers(group / "memory.current") or _numbers(group / "memory.usage_in_bytes")
+        for limit in _memory_limit(group) if usage else ():
             fields = _fields(group / "memory.stat")
-            cached = sum(
+            cached_bytes = sum(
                 fields.get(f"total_{name}", fields.get(name, 0))
                 for name in ("inactive_file", "active_file")
             )
-            available.append(max(0, limit - used[0] + cached))
-    return min(available)
+            free_bytes.append(max(0, limit - usage[0] + cached_bytes))
+    return min(free_bytes)
 
 
 def scratch_disks() -> dict[str, dict[str, Any]]:
     """Return path and free bytes of the writable folders of `SCRATCH`, each path once."""
     # The first name of a path stays.
     paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}
-    usable = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
+    writable_paths = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
     return {
         paths[path]: {"path": path, "free_bytes": shutil.disk_usage(path).free}
-        for path in reversed(usable)
+        for path in reversed(writable_paths)
     }
 
 
@@ -147,7 +153,7 @@ def _numbers(*paths: Path) -> list[int]:
     The result is empty if a file is missing or contains "max".
     """
     try:
-        return [int(text) for path in paths for text in path.read_text().split()]
+        return [int(word) for path in paths for word in path.read_text().split()]
     except (OSError, ValueError):
         return []
 

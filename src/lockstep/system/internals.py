@@ -106,11 +106,11 @@ def one_stream(
 
         @override
         def _setup_model(self, model: "nn.Module") -> "DistributedDataParallel":
-            found = getattr(self, "_ddp_kwargs", None)
-            if found is None:
+            ddp_arguments = getattr(self, "_ddp_kwargs", None)
+            if ddp_arguments is None:
                 return super()._setup_model(model)
             return DistributedDataParallel(
-                module=model, device_ids=self.determine_ddp_device_ids(), **found
+                module=model, device_ids=self.determine_ddp_device_ids(), **ddp_arguments
             )
 
         @override
@@ -149,9 +149,9 @@ def shared_count(name: str) -> Iterator[int]:
 
     if not dist.is_initialized():
         return itertools.count()
-    if (found := store()) is None:
+    if (group_store := store()) is None:
         return itertools.count(dist.get_rank(), dist.get_world_size())
-    return (found.add(f"lockstep count {name}", 1) - 1 for _ in itertools.count())
+    return (group_store.add(f"lockstep count {name}", 1) - 1 for _ in itertools.count())
 
 
 def store() -> Any:
@@ -175,10 +175,10 @@ def unreached_parameters(model: "DistributedDataParallel") -> list[int]:
     try:
         check()
     except RuntimeError as error:
-        found = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
-        if found is None:
+        match = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+        if match is None:
             raise
-        return [int(position) for position in found[1].split()]
+        return [int(position) for position in match[1].split()]
     return []
 
 
@@ -187,8 +187,8 @@ def has_hooks(layers: "Iterable[nn.Module]") -> bool:
 
     torch has no public way to find them. Otherwise they are called only in the capture.
     """
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, name, None) for layer in layers for name in names)
+    attributes = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, attribute, None) for layer in layers for attribute in attributes)
 
 
 def is_in_backward() -> bool:
@@ -231,7 +231,8 @@ def step_in_memory_order(optimizer: "Optimizer") -> None:
     """
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     is_copied = any(
-        each.numel() >= 1 << 17 and each.is_cpu and each.dim() == 4 for each in parameters
+        parameter.numel() >= 1 << 17 and parameter.is_cpu and parameter.dim() == 4
+        for parameter in parameters
     )
     with _memory_order()() if is_copied else contextlib.nullcontext():
         optimizer.step()
@@ -284,11 +285,13 @@ def sbatch_script(executor: "submitit.SlurmExecutor") -> str:
     return executor._make_submission_file_text(executor._submitit_command_str, uuid.uuid4().hex)
 
 
-def resumed_trial(study: "optuna.Study", frozen: "optuna.trial.FrozenTrial") -> "optuna.Trial":
+def resumed_trial(
+    study: "optuna.Study", frozen_trial: "optuna.trial.FrozenTrial"
+) -> "optuna.Trial":
     """Return a trial that another process began, to continue it."""
     import optuna
 
-    return optuna.Trial(study, frozen._trial_id)
+    return optuna.Trial(study, frozen_trial._trial_id)
 
 
 # -- Python ----------------------------------------------------------------------------------------

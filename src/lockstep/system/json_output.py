@@ -29,7 +29,12 @@ def reserve() -> None:
     """
     if OPTION in sys.argv[1:]:
         rank = next(
-            (os.environ[name] for name in ("RANK", "SLURM_PROCID") if name in os.environ), "0"
+            (
+                os.environ[variable]
+                for variable in ("RANK", "SLURM_PROCID")
+                if variable in os.environ
+            ),
+            "0",
         )
         _outputs.append(os.dup(1) if rank == "0" else os.open(os.devnull, os.O_WRONLY))
         os.dup2(2, 1)
@@ -62,7 +67,7 @@ def put_errors(problem: object, *, code: str = "failed", hint: str = "") -> None
     for error in errors if isinstance(errors, list) else [str(problem)]:
         fields = (code, "", error, hint) if isinstance(error, str) else error
         _errors.append(
-            {name: text.lstrip(",: ") for name, text in zip(FIELDS, fields, strict=True)}
+            {field: value.lstrip(",: ") for field, value in zip(FIELDS, fields, strict=True)}
         )
 
 

@@ -53,16 +53,20 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
     variables of torch then have the address. Raises ValueError for a variable whose value is not a
     whole number.
     """
-    if wrong := [
-        f"{name}={environ[name]}" for name in NUMBERS if not environ.get(name, "0").isdecimal()
+    if invalid_variables := [
+        f"{variable}={environ[variable]}"
+        for variable in NUMBERS
+        if not environ.get(variable, "0").isdecimal()
     ]:
         raise ValueError(
-            f"{', '.join(wrong)} in the environment must be a whole number: "
+            f"{', '.join(invalid_variables)} in the environment must be a whole number: "
             "unset it, or use torchrun"
         )
 
-    def number(*names: str, default: int = 0) -> int:
-        return next((int(environ[name]) for name in names if environ.get(name)), default)
+    def number(*variables: str, default: int = 0) -> int:
+        return next(
+            (int(environ[variable]) for variable in variables if environ.get(variable)), default
+        )
 
     if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
         return World(
@@ -110,8 +114,8 @@ def shared_world(environ: MutableMapping[str, str]) -> World | None:
     world = outer_world(environ)
     if world is not None and world.world_size > 1:
         return world
-    for name in ("LOCAL_RANK", "SLURM_PROCID"):
-        environ.pop(name, None)
+    for variable in ("LOCAL_RANK", "SLURM_PROCID"):
+        environ.pop(variable, None)
     return None
 
 
@@ -138,8 +142,8 @@ def first_node(nodes: str) -> str:
 
 def counts_of_nodes(counts: str) -> list[int]:
     """Return the tasks or cores of each node from SLURM's text, e.g. [3, 3, 1] of "3(x2),1"."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(count) for count, times in found for _ in range(int(times or 1))]
+    entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, times in entries for _ in range(int(times or 1))]
 
 
 def step_port(job: int, step: int) -> int:

@@ -67,8 +67,8 @@ class _Finder(MetaPathFinder, Loader):
             # Its `__spec__` is hidden until `create_module`, or Python would execute the module
             # again.
             if fullname in sys.modules:
-                names = vars(sys.modules[fullname])
-                spec, names["__spec__"] = names["__spec__"], None
+                namespace = vars(sys.modules[fullname])
+                spec, namespace["__spec__"] = namespace["__spec__"], None
                 return ModuleSpec(fullname, self, loader_state=spec)
         spec = PathFinder.find_spec(fullname, path) if self.is_lazy and fullname in KNOWN else None
         if spec is not None and spec.loader is not None:
@@ -96,16 +96,16 @@ _FINDER = _Finder()
 
 def _defer(loader: Loader, module: ModuleType) -> None:
     """Fill a module with its known names instead of executing it."""
-    name = module.__name__
+    module_name = module.__name__
     try:
-        for known, make in KNOWN[name].items():
-            setattr(module, known, make())
+        for attribute, make in KNOWN[module_name].items():
+            setattr(module, attribute, make())
     except (ImportError, AttributeError):
         # This is another version of the library.
         type(loader).exec_module(loader, module)
         return
-    _deferred.add(name)
-    setattr(module, "__getattr__", functools.partial(_attribute, name))  # noqa: B010
+    _deferred.add(module_name)
+    setattr(module, "__getattr__", functools.partial(_attribute, module_name))  # noqa: B010
 
 
 def _attribute(module: str, name: str) -> Any:
@@ -117,28 +117,28 @@ def _attribute(module: str, name: str) -> Any:
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
-def _complete(name: str) -> None:
+def _complete(module_name: str) -> None:
     """Execute a deferred module, after its package.
 
     Other threads wait until it is executed.
     """
     with _lock:
-        package = name.rpartition(".")[0]
+        package = module_name.rpartition(".")[0]
         if package in _deferred:
             _complete(package)  # This may also complete the module itself.
-        if name not in _deferred:
+        if module_name not in _deferred:
             return
-        _deferred.remove(name)
-        for known in KNOWN[name]:
-            if f"{name}.{known}" not in sys.modules:
-                vars(sys.modules[name]).pop(known, None)
+        _deferred.remove(module_name)
+        for attribute in KNOWN[module_name]:
+            if f"{module_name}.{attribute}" not in sys.modules:
+                vars(sys.modules[module_name]).pop(attribute, None)
         try:
-            importlib.reload(sys.modules[name])
+            importlib.reload(sys.modules[module_name])
         except BaseException:
             # The next use tries again.
-            _deferred.add(name)
+            _deferred.add(module_name)
             raise
-        for call in _after.pop(name, ()):
+        for call in _after.pop(module_name, ()):
             call()
 
 
@@ -222,8 +222,8 @@ KNOWN: Mapping[str, Mapping[str, Callable[[], Any]]] = {
 
 
 def silence_libraries() -> None:
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for library in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     for message in (
         # Our values are already global, and the mean over ranks would be wrong.
         r".*sync_dist=True.*",
@@ -255,10 +255,10 @@ def silence_libraries() -> None:
     threading.excepthook = _show_thread_failure
 
 
-def _show_thread_failure(failed: threading.ExceptHookArgs) -> None:
+def _show_thread_failure(hook_arguments: threading.ExceptHookArgs) -> None:
     """Skip the error of TensorBoard's writing thread.
 
     Its writer raises the same error in the training.
     """
-    if type(failed.thread).__name__ != "_AsyncWriterThread":
-        threading.__excepthook__(failed)
+    if type(hook_arguments.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(hook_arguments)

@@ -32,14 +32,14 @@ class _Steady(io.FileIO):
 
 
 class Printed(io.TextIOWrapper):
-    """Replaces the stream `before`, and removes terminal commands."""
+    """Replaces `stream`, and removes terminal commands."""
 
-    def __init__(self, before: io.TextIOWrapper) -> None:
+    def __init__(self, stream: io.TextIOWrapper) -> None:
         super().__init__(
-            io.BufferedWriter(_Steady(before.fileno(), "w", closefd=False)),
-            before.encoding,
+            io.BufferedWriter(_Steady(stream.fileno(), "w", closefd=False)),
+            stream.encoding,
             "backslashreplace",
-            line_buffering=before.line_buffering or before.write_through,
+            line_buffering=stream.line_buffering or stream.write_through,
         )
 
     @override
@@ -61,9 +61,9 @@ class Unfiltered:
         return getattr(self._stream, name)
 
 
-def strip_commands(text: str) -> str:
+def strip_commands(line: str) -> str:
     """Remove colors, and replace every other character that commands a terminal by a blank."""
-    return CONTROLS.sub(lambda found: "" if found[0].endswith("m") else " ", text)
+    return CONTROLS.sub(lambda match: "" if match[0].endswith("m") else " ", line)
 
 
 def outlive() -> None:
@@ -71,12 +71,12 @@ def outlive() -> None:
 
     This must be called before any file is opened.
     """
-    for name in ("stdin", "stdout", "stderr"):
-        stream = getattr(sys, name)
+    for stream_name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, stream_name)
         # The next opened file would get this closed descriptor.
         if stream is None:
-            setattr(sys, name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
+            setattr(sys, stream_name, open(os.devnull, "r+", encoding="utf-8"))  # noqa: SIM115
         # The stream of a notebook, or one that this function made, is not replaced.
-        elif name != "stdin" and stream is getattr(sys, f"__{name}__"):
+        elif stream_name != "stdin" and stream is getattr(sys, f"__{stream_name}__"):
             stream.flush()
-            setattr(sys, name, Printed(stream))
+            setattr(sys, stream_name, Printed(stream))

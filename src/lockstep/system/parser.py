@@ -24,11 +24,11 @@ class CommandParser(argparse.ArgumentParser):
         if message.endswith("required: COMMAND"):
             self.print_help()
             self.exit()
-        if found := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
+        if match := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
             fix = question(
-                near_names(found[1], re.findall(r"[\w-]+", found[2])), f"see {self.prog} --help"
+                near_names(match[1], re.findall(r"[\w-]+", match[2])), f"see {self.prog} --help"
             )
-            raise ValueError(f"{found[1]} is not a command of {self.prog}: {fix}")
+            raise ValueError(f"{match[1]} is not a command of {self.prog}: {fix}")
         code = "unknown" if message.startswith("unrecognized") else "value"
         json_output.put_errors(message, code=code, hint=f"see {self.prog} --help")
         super().error(message)
@@ -39,9 +39,11 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> ar
 
     argparse itself accepts them on only one side of the options.
     """
-    arguments, rest = parser.parse_known_args(words)
-    if wrong := [word for word in rest if "overrides" not in arguments or word.startswith("-")]:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
-    if rest:
-        arguments.overrides = [*arguments.overrides, *rest]
+    arguments, extras = parser.parse_known_args(words)
+    if unknown_arguments := [
+        word for word in extras if "overrides" not in arguments or word.startswith("-")
+    ]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown_arguments)}")
+    if extras:
+        arguments.overrides = [*arguments.overrides, *extras]
     return arguments

@@ -36,9 +36,9 @@ def leave(command: Callable[[], int]) -> NoReturn:
         # Custom code may raise any error.
         from lockstep.system import tracebacks
 
-        text = str(error) if isinstance(error, ServerDied) else tracebacks.describe(error)
-        json_output.put_errors(text)
-        print(text, file=sys.stderr)
+        message = str(error) if isinstance(error, ServerDied) else tracebacks.describe(error)
+        json_output.put_errors(message)
+        print(message, file=sys.stderr)
         code = 1
     except signals.Ended as ended:
         signals.report_end(ended.args[0], "; ".join(getattr(ended, "__notes__", ())))

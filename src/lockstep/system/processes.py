@@ -65,20 +65,20 @@ def close_files() -> int:
 
     Returns the previous umask.
     """
-    before = os.umask(0o077)
-    os.umask(before | OTHERS)
-    return before
+    umask = os.umask(0o077)
+    os.umask(umask | OTHERS)
+    return umask
 
 
 @contextlib.contextmanager
 def close_files_after() -> Iterator[None]:
     """Apply `close_files` in the block, for a process of the user, such as a notebook."""
     with _umask:
-        before = close_files()
+        umask = close_files()
         try:
             yield
         finally:
-            os.umask(before)
+            os.umask(umask)
 
 
 @contextlib.contextmanager
@@ -97,10 +97,16 @@ def _hide_main() -> Iterator[None]:
 
 
 def _server_death() -> ServerDied:
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    limit = "" if most == resource.RLIM_INFINITY else f" (ulimit -v allows {most / 2**30:.1f} GiB)"
-    text = f"The process that imports torch for the workers has died, perhaps out of memory{limit}"
-    return ServerDied(f"{text}: try python -c 'import torch, lightning'.")
+    max_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = (
+        ""
+        if max_bytes == resource.RLIM_INFINITY
+        else f" (ulimit -v allows {max_bytes / 2**30:.1f} GiB)"
+    )
+    message = (
+        f"The process that imports torch for the workers has died, perhaps out of memory{limit}"
+    )
+    return ServerDied(f"{message}: try python -c 'import torch, lightning'.")
 
 
 class _Process(ForkServerProcess):
@@ -140,17 +146,17 @@ def start_server() -> None:
     # The start of the tracker unblocks signals.
     resource_tracker.ensure_running()
     forkserver.set_forkserver_preload([SERVER])
-    given = os.environ.get("PYTHONSAFEPATH")
-    mine = {"PYTHONSAFEPATH": "1", FOLDER: sockets, SAFE_PATH: "1" if is_safe_path else ""}
-    os.environ.update(mine)
+    user_value = os.environ.get("PYTHONSAFEPATH")
+    variables = {"PYTHONSAFEPATH": "1", FOLDER: sockets, SAFE_PATH: "1" if is_safe_path else ""}
+    os.environ.update(variables)
     try:
         with _hide_main(), signals.block_signals():
             forkserver.ensure_running()
     finally:
-        for name in mine:
-            del os.environ[name]
-        if given is not None:
-            os.environ["PYTHONSAFEPATH"] = given
+        for variable in variables:
+            del os.environ[variable]
+        if user_value is not None:
+            os.environ["PYTHONSAFEPATH"] = user_value
 
 
 def _socket_folder() -> str:
@@ -158,16 +164,18 @@ def _socket_folder() -> str:
 
     It is in TMPDIR if that path is short enough and can be written, or else in /tmp or /var/tmp.
     """
-    given = tempfile.gettempdir()
-    short = [
-        path for path in (given, "/tmp", "/var/tmp") if len(os.fsencode(path)) <= MAX_FOLDER_BYTES
+    temp_folder = tempfile.gettempdir()
+    short_paths = [
+        path
+        for path in (temp_folder, "/tmp", "/var/tmp")
+        if len(os.fsencode(path)) <= MAX_FOLDER_BYTES
     ]
-    fit = [path for path in short if os.access(path, os.W_OK)]
-    tempfile.tempdir = fit[0] if fit else given
+    writable_paths = [path for path in short_paths if os.access(path, os.W_OK)]
+    tempfile.tempdir = writable_paths[0] if writable_paths else temp_folder
     try:
         return util.get_temp_dir()
     finally:
-        tempfile.tempdir = given
+        tempfile.tempdir = temp_folder
 
 
 def _stop_server() -> None:
@@ -189,9 +197,9 @@ def call(function: Callable[..., Result], *arguments: Any) -> Result:
     world = outer_world(os.environ)
     if _has_shared_server() or (world is not None and world.world_size > 1):
         return function(*arguments)
-    ours = context()
-    receiver, sender = ours.Pipe(duplex=False)
-    process = ours.Process(  # pyright: ignore[reportAttributeAccessIssue]
+    mp_context = context()
+    receiver, sender = mp_context.Pipe(duplex=False)
+    process = mp_context.Process(  # pyright: ignore[reportAttributeAccessIssue]
         target=_answer,
         args=(sender, function, arguments),
     )

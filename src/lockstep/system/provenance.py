@@ -39,7 +39,7 @@ def describe() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {
-            **{name: version(name) for name in PACKAGES},
+            **{package: version(package) for package in PACKAGES},
             "lockstep": lockstep.__version__,
         },
         "platform": platform.platform(),
@@ -55,10 +55,10 @@ def describe() -> dict[str, Any]:
 
 def cpu_name() -> str:
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        cpu_info = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor()
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
     return match[1] if match else platform.processor()
 
 

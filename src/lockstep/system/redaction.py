@@ -41,18 +41,18 @@ def redact(value: Any, key: str = "") -> Any:
     return _redact_text(value) if isinstance(value, str) else value
 
 
-def _redact_text(text: str) -> str:
-    text, start = QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", text)), 0
-    parts: list[str] = []
-    while found := ASSIGNED.search(text, start):
-        parts.append(text[start : found.end()])
-        start = found.end()
-        if not PROSE.fullmatch(found[1]) and _is_secret(found[1]):
-            value = VALUE.match(text, start)
+def _redact_text(message: str) -> str:
+    message, start = QUERY.sub(rf"\1{HIDDEN}", USER.sub(f"://{HIDDEN}@", message)), 0
+    chunks: list[str] = []
+    while match := ASSIGNED.search(message, start):
+        chunks.append(message[start : match.end()])
+        start = match.end()
+        if not PROSE.fullmatch(match[1]) and _is_secret(match[1]):
+            value = VALUE.match(message, start)
             if value is not None and not PLAIN.fullmatch(value[0]):
-                parts.append(HIDDEN)
+                chunks.append(HIDDEN)
                 start = value.end()
-    return "".join([*parts, text[start:]])
+    return "".join([*chunks, message[start:]])
 
 
 def _item(item: Any, key: str) -> Any:
@@ -60,14 +60,16 @@ def _item(item: Any, key: str) -> Any:
 
     In an override `name=value`, the name is the key.
     """
-    found = OVERRIDE.match(item) if isinstance(item, str) else None
+    match = OVERRIDE.match(item) if isinstance(item, str) else None
     return (
         redact(item, key)
-        if found is None
-        else found[0] + redact(item[found.end() :], f"{key}.{found[1]}")
+        if match is None
+        else match[0] + redact(item[match.end() :], f"{key}.{match[1]}")
     )
 
 
 def _is_secret(key: str) -> bool:
-    names = ([word.lower() for word in WORD.findall(name)] for name in re.split(r"[./@]", key))
-    return any(words == ["notify"] or any(map(SECRET.fullmatch, words)) for words in names)
+    word_lists = (
+        [word.lower() for word in WORD.findall(component)] for component in re.split(r"[./@]", key)
+    )
+    return any(words == ["notify"] or any(map(SECRET.fullmatch, words)) for words in word_lists)

@@ -78,7 +78,7 @@ class SignalList(SignalFlag):
         self.numbers.append(number)
 
 
-def report_end(number: int, what: str = "") -> None:
+def report_end(number: int, detail: str = "") -> None:
     """Print the line of a command that a signal has terminated.
 
     A handler may call this in the middle of another print.
@@ -87,7 +87,7 @@ def report_end(number: int, what: str = "") -> None:
         os.write(
             2,
             (
-                f"lockstep: terminated by {signal.Signals(number).name}{what and f', {what}'}\n"
+                f"lockstep: terminated by {signal.Signals(number).name}{detail and f', {detail}'}\n"
             ).encode(),
         )
 
@@ -95,14 +95,14 @@ def report_end(number: int, what: str = "") -> None:
 @contextlib.contextmanager
 def restore_signals() -> Iterator[None]:
     """Restore the handlers of stop signals, and of Ctrl-Z, after the block."""
-    before = [
+    handlers = [
         (number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)
     ]
     try:
         yield
     finally:
         if is_main_thread():
-            for number, handler in before:
+            for number, handler in handlers:
                 signal.signal(number, handler)
 
 
@@ -112,11 +112,11 @@ def block_signals() -> Iterator[None]:
 
     A process that is started in the block keeps them blocked until it has handlers.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*STOP_SIGNALS, LEAVE))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def run_exit_functions() -> None:

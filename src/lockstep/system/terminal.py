@@ -86,21 +86,21 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def printable(text: str) -> str:
+def printable(line: str) -> str:
     """Replace characters that are not printable by blanks."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return "".join(c if c.isprintable() else " " for c in line)
 
 
-def print_line(out: Console, text: str, style: str | Style = "") -> None:
-    """Print a text.
+def print_line(out: Console, line: str, style: str | Style = "") -> None:
+    """Print a line.
 
     On a terminal, it is broken between words, and indented from its second line on.
     """
-    out.print(Text(_break_lines(text, out.width, 4), style=style), soft_wrap=True)
+    out.print(Text(_break_lines(line, out.width, 4), style=style), soft_wrap=True)
 
 
-def _break_lines(text: str, width: int, indent: int) -> str:
-    """Break a text into lines of a width, but unlike rich never break a path."""
+def _break_lines(paragraph: str, width: int, indent: int) -> str:
+    """Break a paragraph into lines of a width, but unlike rich never break a path."""
     blanks = " " * indent
     lines = textwrap.TextWrapper(
         width,
@@ -109,7 +109,7 @@ def _break_lines(text: str, width: int, indent: int) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return lines.fill(printable(text))[indent:]
+    return lines.fill(printable(paragraph))[indent:]
 
 
 def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
@@ -119,20 +119,22 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     piece, so that it can be copied, and a long command has a line of its own.
     """
     out = terminal()
-    shown = [row for row in rows if row[1]]
-    wide = 2 + max(len(name) for name, _ in shown)
+    filled_rows = [row for row in rows if row[1]]
+    label_width = 2 + max(len(label) for label, _ in filled_rows)
     rule = Text(("-" if out.options.ascii_only else "─") * min(78, out.width), style="dim")
     print_line(out, title, "bold")
     out.print(rule)
-    for name, value in shown:
+    for label, value in filled_rows:
         if isinstance(value, str):
-            is_command, is_long = value.startswith(PROGRAMS), wide + len(value) > out.width
+            is_command, is_long = value.startswith(PROGRAMS), label_width + len(value) > out.width
             value = (
                 "\n" * is_long + printable(value)
                 if is_command
-                else _break_lines(value, out.width, wide)
+                else _break_lines(value, out.width, label_width)
             )
-        out.print(Text.assemble((f"{printable(name):<{wide}}", "dim"), value), soft_wrap=True)
+        out.print(
+            Text.assemble((f"{printable(label):<{label_width}}", "dim"), value), soft_wrap=True
+        )
     out.print(rule)
 
 
@@ -153,34 +155,36 @@ def new_table(
         [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line]
         for line in (heads, *rows)
     ]
-    made, left = (
+    table, remaining_width = (
         Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"),
         out.width,
     )
     for head, *cells in zip(*lines, strict=True):
         limit = MIN_COLUMN_WIDTH if head.plain in wraps else MAX_COLUMN_WIDTH
-        least = min(max(cell.cell_len for cell in (head, *cells)), limit)
-        if least > left and len(made.columns) >= 2 and out.is_terminal:
+        min_width = min(max(cell.cell_len for cell in (head, *cells)), limit)
+        if min_width > remaining_width and len(table.columns) >= 2 and out.is_terminal:
             break
-        is_exact = least <= left and head.plain not in wraps and out.is_terminal
+        is_exact = min_width <= remaining_width and head.plain not in wraps and out.is_terminal
         justify = "right" if head.plain in right else "left"
-        made.add_column(head, justify=justify, width=least if is_exact else None, overflow="fold")
-        left -= least + 2
+        table.add_column(
+            head, justify=justify, width=min_width if is_exact else None, overflow="fold"
+        )
+        remaining_width -= min_width + 2
     for line in lines[1:]:
-        made.add_row(*line[: len(made.columns)])
-    return made
+        table.add_row(*line[: len(table.columns)])
+    return table
 
 
-def print_table(made: Table, out: Console) -> None:
-    out.print(made if out.is_terminal else plain_text(made))
+def print_table(table: Table, out: Console) -> None:
+    out.print(table if out.is_terminal else plain_text(table))
 
 
-def plain_text(shown: RenderableType, width: int = LOG_WIDTH) -> Text:
+def plain_text(renderable: RenderableType, width: int = LOG_WIDTH) -> Text:
     """Render for a log, without colors and without blanks at the ends of lines."""
     paper = Console(width=width, color_system=None, force_jupyter=False)
-    with paper.capture() as captured:
-        paper.print(shown)
-    return Text("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    with paper.capture() as capture:
+        paper.print(renderable)
+    return Text("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def measure(value: float) -> str:

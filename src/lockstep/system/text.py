@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 
-def plural(count: int, one: str, many: str = "") -> str:
+def plural(count: int, noun: str, many: str = "") -> str:
     """Format a count with its noun, e.g. 1 run, 2 runs.
 
     `many` is for irregular plurals, e.g. 2 classes.
     """
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
 def size_text(num_bytes: int) -> str:
@@ -26,10 +26,10 @@ def size_text(num_bytes: int) -> str:
     return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
-def join_names(names: Sequence[str], most: int = 3, separator: str = ", ") -> str:
+def join_names(names: Sequence[str], max_names: int = 3, separator: str = ", ") -> str:
     """Return the first names, and the number of the others."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return separator.join(names[:most]) + more
+    remainder = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return separator.join(names[:max_names]) + remainder
 
 
 def similar_names(names: Sequence[str]) -> str:
@@ -40,19 +40,19 @@ def similar_names(names: Sequence[str]) -> str:
     """
     groups: dict[str, dict[str, None]] = {}
     for name in names:
-        text = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded_name = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
         key = "".join(
             letter
-            for letter in text
+            for letter in folded_name
             if not letter.isspace() and unicodedata.category(letter) != "Cf"
         )
         key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
         groups.setdefault(key, {})[name] = None
-    alike = list[str]()
+    similar_groups = list[str]()
     for group in (group for group in groups.values() if len(group) > 1):
         forms = {unicodedata.normalize("NFC", name) for name in group}
-        alike.append(" = ".join(map(ascii if len(forms) < len(group) else repr, group)))
-    return join_names(alike, separator="; ")
+        similar_groups.append(" = ".join(map(ascii if len(forms) < len(group) else repr, group)))
+    return join_names(similar_groups, separator="; ")
 
 
 def describe_similar(
@@ -60,9 +60,11 @@ def describe_similar(
 ) -> str:
     """Name classes and groups that only look different, or return "" without any."""
     groups = [str(group) for groups in groups_of_splits for group in groups or ()]
-    every = (("classes", "class", class_names), ("groups", "group", groups))
-    alike = [(many, similar_names(names), one) for many, one, names in every]
-    return "; ".join(f"{many} {names}: are they one {one}?" for many, names, one in alike if names)
+    kinds = (("classes", "class", class_names), ("groups", "group", groups))
+    results = [(many, similar_names(names), noun) for many, noun, names in kinds]
+    return "; ".join(
+        f"{many} {names}: are they one {noun}?" for many, names, noun in results if names
+    )
 
 
 def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -71,16 +73,17 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
     from difflib import get_close_matches
 
     names = list(names)
-    by_lower = {other.lower(): other for other in names}
+    by_lower = {candidate.lower(): candidate for candidate in names}
     matches = get_close_matches(name, names, count, cutoff)
     return matches or [
-        by_lower[other] for other in get_close_matches(name.lower(), by_lower, count, cutoff)
+        by_lower[candidate]
+        for candidate in get_close_matches(name.lower(), by_lower, count, cutoff)
     ]
 
 
-def question(meant: Sequence[str], otherwise: str) -> str:
+def question(candidates: Sequence[str], otherwise: str) -> str:
     """Return a fix, which names what may have been meant, or else a hint."""
-    return f"did you mean {' or '.join(meant)}?" if meant else otherwise
+    return f"did you mean {' or '.join(candidates)}?" if candidates else otherwise
 
 
 def expand_path(path: str) -> str:

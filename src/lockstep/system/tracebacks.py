@@ -27,16 +27,16 @@ MAX_FRAMES = 4
 MAX_LINES = 5
 
 
-def project_frames(text: str) -> list[re.Match[str]]:
-    """Return the frames in `text` that belong to the user's own code.
+def project_frames(traceback_text: str) -> list[re.Match[str]]:
+    """Return the frames in `traceback_text` that belong to the user's own code.
 
     They are outside of Lockstep, the standard library and installed packages.
     """
-    frames = FRAME.finditer(text)
+    frames = FRAME.finditer(traceback_text)
     return [
-        each
-        for each in frames
-        if not (each["path"].startswith(LIBRARIES) or INSTALLED.search(each["path"]))
+        frame
+        for frame in frames
+        if not (frame["path"].startswith(LIBRARIES) or INSTALLED.search(frame["path"]))
     ]
 
 
@@ -49,38 +49,42 @@ def place(frame: re.Match[str]) -> str:
     return f"{path}:{frame['line']} ({frame['function']})"
 
 
-def located(text: str, error: BaseException) -> str:
-    """Append the innermost own frame of an error and its source line to `text`, if it has one."""
-    where = _source("".join(traceback.format_exception(error)))
-    return text.removesuffix(".") + where if where else text
+def located(message: str, error: BaseException) -> str:
+    """Append the innermost own frame of an error and its source line to `message`, if any."""
+    frame_text = _source("".join(traceback.format_exception(error)))
+    return message.removesuffix(".") + frame_text if frame_text else message
 
 
-def cause(text: str) -> str:
+def cause(failure_text: str) -> str:
     """Return the error of a traceback in one line, with its innermost own frame.
 
     For a text without a traceback, returns its first line.
     """
-    own = _last_project_traceback(text)
-    return next(iter(_error(own or text) or text.splitlines()), "") + _source(own)
+    project_traceback = _last_project_traceback(failure_text)
+    return next(
+        iter(_error(project_traceback or failure_text) or failure_text.splitlines()), ""
+    ) + _source(project_traceback)
 
 
-def shorten(text: str) -> str:
+def shorten(failure_text: str) -> str:
     """Return the essential lines of a failure.
 
     They are its first line, the innermost own frames of its traceback, and the error raised there.
     A traceback without such a frame is returned complete. For a text without a traceback, only its
     first paragraph is returned.
     """
-    if TITLE not in text:
-        return text.partition("\n\n")[0]
-    own = _last_project_traceback(text)
-    if not own:
-        return text
+    if TITLE not in failure_text:
+        return failure_text.partition("\n\n")[0]
+    project_traceback = _last_project_traceback(failure_text)
+    if not project_traceback:
+        return failure_text
     frames = [
-        f"  {place(each)}\n    {each['source'] or ''}".rstrip()
-        for each in project_frames(own)[-MAX_FRAMES:]
+        f"  {place(frame)}\n    {frame['source'] or ''}".rstrip()
+        for frame in project_frames(project_traceback)[-MAX_FRAMES:]
     ]
-    return "\n".join([text.splitlines()[0], *frames, *_error(own)[:MAX_LINES]])
+    return "\n".join(
+        [failure_text.splitlines()[0], *frames, *_error(project_traceback)[:MAX_LINES]]
+    )
 
 
 def describe(error: BaseException) -> str:
@@ -88,34 +92,45 @@ def describe(error: BaseException) -> str:
     return shorten("".join(traceback.format_exception(error)))
 
 
-def report(text: str, where: tuple[str, str] | None) -> str:
-    """Return the lines of `text` that a failed task prints.
+def report(failure_text: str, run_paths: tuple[str, str] | None) -> str:
+    """Return the lines of `failure_text` that a failed task prints.
 
-    For a training, `where` has its run and its failure.txt, one of which is printed, too.
+    For a training, `run_paths` has its run and its failure.txt, one of which is printed, too.
     """
-    short = shorten(text)
-    if where is None:
-        return short if TITLE in text else text
-    run, failure = where
-    whole = f"The whole {'traceback' if TITLE in text else 'report'}: {failure}"
-    return f"{short}\n{whole}" if short != text else f"{text}\nThe run failed: {run}"
+    summary = shorten(failure_text)
+    if run_paths is None:
+        return summary if TITLE in failure_text else failure_text
+    run, failure = run_paths
+    reference = f"The whole {'traceback' if TITLE in failure_text else 'report'}: {failure}"
+    return (
+        f"{summary}\n{reference}"
+        if summary != failure_text
+        else f"{failure_text}\nThe run failed: {run}"
+    )
 
 
-def _last_project_traceback(text: str) -> str:
+def _last_project_traceback(failure_text: str) -> str:
     """Return the last traceback of a chain that has own frames, or "" without one."""
-    parts = CHAIN.split(text) if TITLE in text else ()
-    return next((each for each in reversed(parts) if project_frames(each)), "")
+    tracebacks = CHAIN.split(failure_text) if TITLE in failure_text else ()
+    return next(
+        (
+            traceback_text
+            for traceback_text in reversed(tracebacks)
+            if project_frames(traceback_text)
+        ),
+        "",
+    )
 
 
-def _source(text: str) -> str:
-    own = project_frames(text)
-    return f", in {place(own[-1])}: {own[-1]['source']}" if own else ""
+def _source(traceback_text: str) -> str:
+    frames = project_frames(traceback_text)
+    return f", in {place(frames[-1])}: {frames[-1]['source']}" if frames else ""
 
 
-def _error(text: str) -> list[str]:
+def _error(failure_text: str) -> list[str]:
     """Return the lines of the error below the last traceback of a text.
 
     The result is empty without a traceback.
     """
-    lines = text.rpartition(TITLE)[2].splitlines() if TITLE in text else ()
+    lines = failure_text.rpartition(TITLE)[2].splitlines() if TITLE in failure_text else ()
     return list(dropwhile(lambda line: line.startswith(" "), lines))

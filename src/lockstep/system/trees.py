@@ -15,34 +15,34 @@ MAX_NUMBER_CHARACTERS = 1000
 MAX_TEXT_CHARACTERS = 2**20
 
 
-def from_yaml(text: str) -> Any:
+def from_yaml(source: str) -> Any:
     """Parse YAML.
 
     Raises YAMLError. Raises ValueError for content that takes long: aliases, deep trees, long keys
     and numbers.
     """
-    if len(text) > MAX_TEXT_CHARACTERS:
+    if len(source) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"it is longer than {MAX_TEXT_CHARACTERS:,} characters")
     # These count the characters of the last scalar, of those before the open collections, and of
     # all paths.
-    length = above = characters = 0
-    opened: list[int] = []
-    for event in yaml.parse(text, LOADER):
+    length = path_length = characters = 0
+    key_lengths: list[int] = []
+    for event in yaml.parse(source, LOADER):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("an alias (*name) is not supported: write the value itself")
         if isinstance(event, yaml.CollectionStartEvent):
-            opened.append(length)
-            above += length
+            key_lengths.append(length)
+            path_length += length
         elif isinstance(event, yaml.CollectionEndEvent):
-            above -= opened.pop()
+            path_length -= key_lengths.pop()
         elif isinstance(event, yaml.ScalarEvent):
             length = len(event.value)
-            characters += above
-        if len(opened) > MAX_DEPTH:
+            characters += path_length
+        if len(key_lengths) > MAX_DEPTH:
             raise ValueError(f"it is nested in more than {MAX_DEPTH} levels")
         if characters > 10 * MAX_TEXT_CHARACTERS:
             raise ValueError("its keys are too long")
-    return yaml.load(text, _Loader)
+    return yaml.load(source, _Loader)
 
 
 class _Loader(LOADER):  # pyright: ignore[reportGeneralTypeIssues]
@@ -63,6 +63,6 @@ def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def at(tree: Any, path: Iterable[str]) -> Any:
     """Return the value at a path, or None."""
-    for part in path:
-        tree = tree.get(part) if isinstance(tree, dict) else None
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, dict) else None
     return tree

@@ -25,9 +25,9 @@ PositiveFloat = Annotated[float, Gt(0), AllowInfNan(False)]
 PathText = Annotated[str, MinLen(1), "a path"]
 
 
-def _check_day(text: str) -> str:
-    date.fromisoformat(text)
-    return text
+def _check_day(day: str) -> str:
+    date.fromisoformat(day)
+    return day
 
 
 Day = Annotated[str, AfterValidator(_check_day), "YYYY-MM-DD"]

@@ -68,8 +68,8 @@ class Classification(SupervisedTask):
         # A custom loss may ignore some class numbers.
         if not is_alike or self._has_custom_loss:
             return all_or_none(is_alike, targets)
-        good = (targets >= 0) & (targets < outputs.shape[1])
-        return every(good) & all_or_none(targets.dtype == torch.int64, targets)
+        is_class = (targets >= 0) & (targets < outputs.shape[1])
+        return every(is_class) & all_or_none(targets.dtype == torch.int64, targets)
 
     @override
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
@@ -77,10 +77,10 @@ class Classification(SupervisedTask):
             return super().losses(outputs, batch)
         values, weights = self._weighted_losses(outputs, batch.targets)
         if batch.mix is not None:
-            own = batch.mix.weights
+            mix_weights = batch.mix.weights
             other_values, other_weights = self._weighted_losses(outputs, batch.mix.targets)
-            values = own * values + (1 - own) * other_values
-            weights = own * weights + (1 - own) * other_weights
+            values = mix_weights * values + (1 - mix_weights) * other_values
+            weights = mix_weights * weights + (1 - mix_weights) * other_weights
         return values, weights
 
     @override
@@ -109,8 +109,8 @@ class Classification(SupervisedTask):
         predicted = outputs.argmax(1)
         hits = (predicted == batch.targets).double()
         if batch.mix is not None:
-            own = batch.mix.weights.double()
-            hits = own * hits + (1 - own) * (predicted == batch.mix.targets)
+            mix_weights = batch.mix.weights.double()
+            hits = mix_weights * hits + (1 - mix_weights) * (predicted == batch.mix.targets)
         return (mean_of_each(hits),)
 
     @override

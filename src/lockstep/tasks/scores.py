@@ -79,8 +79,8 @@ class Scores(nn.Module):
         Raises MetricError for other values.
         """
         for name, metric in self._metrics.items():
-            computed = metric.compute()
-            for part, value in computed.items() if isinstance(computed, dict) else [("", computed)]:
+            result = metric.compute()
+            for key, value in result.items() if isinstance(result, dict) else [("", result)]:
                 if not isinstance(value, Tensor | int | float) or (
                     isinstance(value, Tensor) and value.numel() != 1
                 ):
@@ -88,7 +88,7 @@ class Scores(nn.Module):
                         f"task.metrics.{name} ({type(metric).__name__}) does not return a single "
                         "number: average over classes, or wrap it in torchmetrics.ClasswiseWrapper"
                     )
-                yield (f"{name}_{part}" if part else name), float(value)
+                yield (f"{name}_{key}" if key else name), float(value)
 
 
 class Accuracy(MulticlassAccuracy):
@@ -116,8 +116,8 @@ def prepare_metric(key: str, metric: Metric) -> None:
     shards, that is not the mean over the samples.
     """
     _widen(key, metric)
-    for part in _parts(metric):
-        part.distributed_available_fn = _never
+    for component in _parts(metric):
+        component.distributed_available_fn = _never
 
 
 def prepare_to_log(key: str, metric: Metric) -> None:
@@ -128,38 +128,44 @@ def prepare_to_log(key: str, metric: Metric) -> None:
     """
     _widen(key, metric)
 
-    def sync(part: Metric, *args: Any, **kwargs: Any) -> None:
-        reduce_states({"": part})
+    def sync(component: Metric, *args: Any, **kwargs: Any) -> None:
+        reduce_states({"": component})
 
-    for part in _parts(metric):
-        internals.replace_sync(part, functools.partial(sync, part))
+    for component in _parts(metric):
+        internals.replace_sync(component, functools.partial(sync, component))
 
 
 def _widen(key: str, metric: Metric) -> None:
-    for part in _parts(metric):
-        for state, (how, default) in internals.reductions(part).items():
+    for component in _parts(metric):
+        for state, (how, default) in internals.reductions(component).items():
             if how is dim_zero_mean:
-                problem = f"{type(part).__name__} averages its state {state!r} over the workers"
+                problem = (
+                    f"{type(component).__name__} averages its state {state!r} over the workers"
+                )
                 raise ValueError(
                     f"{key}: {problem}: add up a sum and a count (dist_reduce_fx='sum') instead"
                 )
             if isinstance(default, Tensor) and default.is_floating_point():
-                part.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
+                component.add_state(state, default.double(), dist_reduce_fx=how, persistent=False)
 
 
 def reduce_states(metrics: Mapping[str, Metric]) -> None:
     """Merge the states of all ranks into every metric. Every rank must call it."""
     if not is_distributed():
         return
-    parts = [part for metric in metrics.values() for part in _parts(metric)]
-    mine = [
-        {state: _host_copy(getattr(part, state)) for state in internals.reductions(part)}
-        for part in parts
+    components = [component for metric in metrics.values() for component in _parts(metric)]
+    rank_states = [
+        {state: _host_copy(getattr(component, state)) for state in internals.reductions(component)}
+        for component in components
     ]
-    for part, states in zip(parts, zip(*gather_objects(mine), strict=True), strict=True):
-        for state, (how, _) in internals.reductions(part).items():
+    for component, states in zip(
+        components, zip(*gather_objects(rank_states), strict=True), strict=True
+    ):
+        for state, (how, _) in internals.reductions(component).items():
             setattr(
-                part, state, _merge_state([of_rank[state] for of_rank in states], how, part.device)
+                component,
+                state,
+                _merge_state([of_rank[state] for of_rank in states], how, component.device),
             )
 
 
@@ -169,7 +175,7 @@ def _never() -> bool:
 
 def _parts(metric: Metric) -> Iterator[Metric]:
     """Yield a metric and the metrics that it wraps."""
-    return (part for part in metric.modules() if isinstance(part, Metric))
+    return (component for component in metric.modules() if isinstance(component, Metric))
 
 
 def _host_copy(state: Any) -> Any:

@@ -100,9 +100,9 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
     losses = task.losses(outputs, batch)
     values, weights = losses if isinstance(losses, tuple) else (losses, None)
     count = len(batch.indices)
-    for name, part in (("losses", values), ("weights", weights)):
-        if part is not None and tuple(part.shape) != (count,):
-            problem = f"losses returns {name} of shape {tuple(part.shape)} for {count} samples"
+    for name, tensor in (("losses", values), ("weights", weights)):
+        if tensor is not None and tuple(tensor.shape) != (count,):
+            problem = f"losses returns {name} of shape {tuple(tensor.shape)} for {count} samples"
             raise ValueError(
                 f'{type(task).__name__}.{problem}: return one for each, as with reduction="none"'
             )
@@ -136,8 +136,8 @@ class SupervisedTask(Task):
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
         if batch.mix is None:
             return self.loss_of(outputs, batch.targets)
-        own = batch.mix.weights
-        return own * self.loss_of(outputs, batch.targets) + (1 - own) * self.loss_of(
+        weights = batch.mix.weights
+        return weights * self.loss_of(outputs, batch.targets) + (1 - weights) * self.loss_of(
             outputs, batch.mix.targets
         )
 
@@ -158,6 +158,6 @@ def all_or_none(is_good: bool, targets: Tensor) -> Tensor:
     return torch.full((len(targets),), is_good)
 
 
-def every(good: Tensor) -> Tensor:
+def every(is_good: Tensor) -> Tensor:
     """Return (B,) for (B, ...), which is True where all values of a sample are good."""
-    return good.flatten(1).all(1) if good.dim() > 1 else good
+    return is_good.flatten(1).all(1) if is_good.dim() > 1 else is_good

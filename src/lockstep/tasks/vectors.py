@@ -106,8 +106,8 @@ class Regression(SupervisedTask):
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        standardized = (_like(outputs.double(), targets) - self.mean) / self.std
-        return standardized.to(outputs.dtype)
+        values = (_like(outputs.double(), targets) - self.mean) / self.std
+        return values.to(outputs.dtype)
 
     @override
     def predictions(self, outputs: Tensor) -> Tensor:
@@ -138,9 +138,9 @@ def _adapt_buffers(
         buffer = task.get_buffer(name)
         if is_complete:
             state.setdefault(f"{prefix}{name}", torch.full_like(buffer, default))
-        saved = state.get(f"{prefix}{name}", buffer)
-        if buffer.shape != saved.shape:
-            setattr(task, name, buffer.new_empty(saved.shape))
+        saved_value = state.get(f"{prefix}{name}", buffer)
+        if buffer.shape != saved_value.shape:
+            setattr(task, name, buffer.new_empty(saved_value.shape))
 
 
 def _like(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -149,13 +149,15 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises ValueError for other shapes.
     """
     if not _is_like(outputs, targets):  # torch would broadcast them silently.
-        given, expected = (tuple(values.shape[1:]) for values in (outputs, targets))
-        raise ValueError(f"The network gives {given} numbers for each sample, the data {expected}")
+        output_shape, target_shape = (tuple(values.shape[1:]) for values in (outputs, targets))
+        raise ValueError(
+            f"The network gives {output_shape} numbers for each sample, the data {target_shape}"
+        )
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
 def _is_like(outputs: Tensor, targets: Tensor) -> bool:
-    expected = outputs.shape[1:]
-    return targets.shape[1:] == expected or (
-        expected[:1] == (1,) and targets.shape[1:] == expected[1:]
+    sample_shape = outputs.shape[1:]
+    return targets.shape[1:] == sample_shape or (
+        sample_shape[:1] == (1,) and targets.shape[1:] == sample_shape[1:]
     )

@@ -59,7 +59,7 @@ def verify(
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     with open_session(folder, config, world) as session:
-        session, data, module, first = prepare_training(session, is_new=not part)
+        session, data, module, first_callbacks = prepare_training(session, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]
         callbacks = [
             build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)
@@ -69,8 +69,8 @@ def verify(
             session,
             module,
             callbacks=[
-                *first,
-                *(own for own in callbacks if not isinstance(own, ModelCheckpoint)),
+                *first_callbacks,
+                *(callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)),
                 trace,
             ],
             logger=False,
@@ -86,21 +86,21 @@ def verify(
         except Stopped:
             pass
         else:
-            trained = dict(metrics_of(trainer, module))
+            train_metrics = dict(metrics_of(trainer, module))
             if is_overridden("test_step", module):
                 trainer.test(module, data, verbose=False)
             if session.rank == 0:
-                _write_state(folder, module, trained | metrics_of(trainer, module))
+                _write_state(folder, module, train_metrics | metrics_of(trainer, module))
         torch.save(trace.steps, folder.path / trace_file(session.rank, part))
     return 0
 
 
 def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str, float]) -> None:
     parameters = {name for name, _ in module.named_parameters()}
-    whole = {name: value.double().cpu() for name, value in module.state_dict().items()}
+    tensors = {name: value.double().cpu() for name, value in module.state_dict().items()}
     state = {
-        "weights": {name: value for name, value in whole.items() if name in parameters},
-        "statistics": {name: value for name, value in whole.items() if name not in parameters},
+        "weights": {name: value for name, value in tensors.items() if name in parameters},
+        "statistics": {name: value for name, value in tensors.items() if name not in parameters},
         "metrics": metrics,
     }
     torch.save(state, folder.path / STATE_FILE)
@@ -164,10 +164,10 @@ class Trace(L.Callback):
 
         task.losses = record_losses
 
-    def _hook(self, name: str, place: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, layer_name: str, place: int) -> Callable[[nn.Module, Any, Any], None]:
         def record(layer: nn.Module, inputs: Any, output: Any) -> None:
             if layer.training and isinstance(output, Tensor):
-                self._record(name, output, place)
+                self._record(layer_name, output, place)
 
         return record
 
@@ -177,7 +177,10 @@ class Trace(L.Callback):
         A layer that is used again gets a number.
         """
         if values.dim() and len(values) == self._sizes[place]:
-            number = sum(known.partition(", call ")[0] == name for known in self._values[place])
+            number = sum(
+                recorded_name.partition(", call ")[0] == name
+                for recorded_name in self._values[place]
+            )
             self._values[place][f"{name}, call {number + 1}" if number else name] = rows(
                 values.detach()
             )
@@ -187,15 +190,15 @@ class Trace(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         virtual = _virtual(pl_module)
-        parts = [batch] if virtual is None else virtual.shards.split(batch)
+        shard_batches = [batch] if virtual is None else virtual.shards.split(batch)
         self._values, self._sums, self._sizes = (
-            [{} for _ in parts],
+            [{} for _ in shard_batches],
             {},
-            [len(part.indices) for part in parts],
+            [len(shard_batch.indices) for shard_batch in shard_batches],
         )
         self._is_step = False
-        for place, part in enumerate(parts):
-            self._record(INPUTS, part.inputs, place)  # These inputs are augmented.
+        for place, shard_batch in enumerate(shard_batches):
+            self._record(INPUTS, shard_batch.inputs, place)  # These inputs are augmented.
 
     @override
     def on_before_optimizer_step(
@@ -283,11 +286,11 @@ def rows(values: Tensor) -> Tensor:
     return torch.stack([(flat * direction).sum(1), flat.norm(dim=1)], 1).cpu()
 
 
-def layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each layer that contains no other layers, with its name and class, below `name`.
+def layers(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield each layer that contains no other layers, with its name and class, below `prefix`.
 
     Metrics are left out.
     """
-    for path, layer in module.named_modules(prefix=name):
+    for path, layer in module.named_modules(prefix=prefix):
         if not any(layer.children()) and not isinstance(layer, Metric):
             yield f"layer {path} ({type(layer).__name__})", layer

@@ -31,10 +31,10 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     ConfigError for another network.
     """
     setting = f"init_from={session.config.init_from}"
-    saved = _read(session, setting)
+    checkpoint = _read(session, setting)
     state, classes = (
-        saved["state_dict"],
-        tuple(saved.get("image_format", {}).get("class_names", ())),
+        checkpoint["state_dict"],
+        tuple(checkpoint.get("image_format", {}).get("class_names", ())),
     )
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
@@ -63,15 +63,17 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
                 "choose model=... of that run, or remove init_from",
             )
         ) from error
-    own = module.state_dict()
+    module_state = module.state_dict()
     if isinstance(module, Classifier):
         task = {
-            name: value for name, value in state.items() if name.startswith("task.") and name in own
+            name: value
+            for name, value in state.items()
+            if name.startswith("task.") and name in module_state
         }
         weights |= {
             name: value
             for name, value in task.items()
-            if is_same and value.shape == own[name].shape
+            if is_same and value.shape == module_state[name].shape
         }
         if "mean" in state:  # The checkpoint of a custom module does not have it.
             weights |= _normalize(module, state)
@@ -81,11 +83,11 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
         of_others = (
             "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
         )
-        parts = describe(
-            own, weights, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
+        descriptions = describe(
+            module_state, weights, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
         )
-        if len(parts) > 1:
-            print_line(terminal(), f"{setting}: {'; '.join(parts)}")
+        if len(descriptions) > 1:
+            print_line(terminal(), f"{setting}: {'; '.join(descriptions)}")
         if not (is_same or origin.head):
             print_line(
                 terminal(),
@@ -100,11 +102,11 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
             Error("damaged", display_path(session.folder.initial_weights), error, "start a new run")
         )
     try:
-        saved = torch.load(
+        checkpoint = torch.load(
             session.folder.initial_weights, map_location="cpu", weights_only=True, mmap=True
         )
-        if "state_dict" in saved:
-            return saved
+        if "state_dict" in checkpoint:
+            return checkpoint
     except (TypeError, UnpicklingError):
         pass
     raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))

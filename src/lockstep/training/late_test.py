@@ -37,16 +37,16 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
             session, folder.best_checkpoint if has_best else folder.last_checkpoint
         ).path
         data = run_parts.image_data(session, folder)
-        module, first = run_parts.build_module(session, run_parts.image_format(data))
+        module, first_callbacks = run_parts.build_module(session, run_parts.image_format(data))
         callbacks = [
-            each
-            for each in observers.built_callbacks(config)
-            if not isinstance(each, ModelCheckpoint)
+            callback
+            for callback in observers.built_callbacks(config)
+            if not isinstance(callback, ModelCheckpoint)
         ]
         trainer = run_parts.lightning_trainer(
             session,
             module,
-            callbacks=[*first, *callbacks],
+            callbacks=[*first_callbacks, *callbacks],
             logger=observers.built_loggers(session, steps + 1),
             enable_checkpointing=False,
         )

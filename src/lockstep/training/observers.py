@@ -30,7 +30,7 @@ def built_callbacks(config: Config) -> list[Callback]:
 
     Raises ConfigError for a subclass of a callback that does not work here.
     """
-    built: list[Callback] = []
+    callbacks: list[Callback] = []
     for name, section in config.callbacks.items():
         if section is None:
             continue
@@ -39,11 +39,11 @@ def built_callbacks(config: Config) -> list[Callback]:
             callback = build.build(
                 section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"})
             )
-        built.append(callback)
+        callbacks.append(callback)
         # For a callback of a project, the check has seen only its name.
         if not section.target.startswith(("lightning.", "lockstep.")):
             _refuse_unfit(f"callbacks.{name}", section.target, callback)
-    return built
+    return callbacks
 
 
 def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
@@ -83,21 +83,21 @@ def built_loggers(session: Session, purge_step: int) -> list[Logger]:
 
 def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
     """Build Lightning's profiler of the configuration, which writes into the run folder."""
-    name = config.trainer.profiler
-    return name and PROFILERS[name](dirpath=folder.path, filename="profile")
+    profiler_name = config.trainer.profiler
+    return profiler_name and PROFILERS[profiler_name](dirpath=folder.path, filename="profile")
 
 
 def _logger(session: Session, name: str, section: Open, purge_step: int) -> Logger:
     if section.target in SERVICES:
         return _service_logger(session, name, section)
-    supplied: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     # This also applies to a new run. TensorBoard does not count the first session mark as a
     # restart, and purges nothing.
     if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(
         section.target, "purge_step"
     ):
-        supplied["purge_step"] = purge_step
-    return build.build(section, save_dir=str(session.folder.path), **supplied)
+        arguments["purge_step"] = purge_step
+    return build.build(section, save_dir=str(session.folder.path), **arguments)
 
 
 def _service_logger(session: Session, name: str, section: Open) -> Logger:
@@ -109,10 +109,10 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
     _, name_key, id_key = SERVICES[section.target]
     fact = f"{name}_id"
     run_id = session.folder.fact(fact)
-    supplied = {name_key: session.folder.path.name, id_key: run_id}
-    supplied = {key: value for key, value in supplied.items() if key not in section.arguments()}
+    arguments = {name_key: session.folder.path.name, id_key: run_id}
+    arguments = {key: value for key, value in arguments.items() if key not in section.arguments()}
     try:
-        logger = build.build(section, save_dir=str(session.folder.path), **supplied)
+        logger = build.build(section, save_dir=str(session.folder.path), **arguments)
         if session.rank > 0:
             return logger
         _ = logger.experiment
@@ -123,12 +123,12 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
         raise ConfigError(
             Error("failed", f"logger.{name}", "cannot start", one_line(error))
         ) from error
-    outliving = _Outliving(f"logger.{name}")
-    logger.log_metrics, logger.finalize = outliving(logger.log_metrics), outliving(logger.finalize)
+    guard = _Outliving(f"logger.{name}")
+    logger.log_metrics, logger.finalize = guard(logger.log_metrics), guard(logger.finalize)
     if isinstance(logger, WandbLogger):
         import wandb
 
-        finish = outliving(wandb.teardown)
+        finish = guard(wandb.teardown)
         session.held.push(lambda kind, *_: finish(int(kind is not None)))
     return logger
 
@@ -151,8 +151,8 @@ class _Outliving:
             except Exception as error:
                 if not self._is_lost:
                     reason = redact(one_line(error))
-                    text = f"{self._key} no longer gets metrics ({reason}); the run continues."
-                    print(text, file=sys.stderr, flush=True)
+                    message = f"{self._key} no longer gets metrics ({reason}); the run continues."
+                    print(message, file=sys.stderr, flush=True)
                 self._is_lost = True
 
         return attempt
@@ -165,7 +165,7 @@ def next_step(checkpoint: Path | None, *, is_own: bool) -> int:
     """
     if checkpoint is None:
         return 0
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     # Lightning logs a custom module by the number of batches, with any optimizers.
-    batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
-    return (batches if is_own else saved["global_step"]) + 1
+    batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
+    return (batches if is_own else state["global_step"]) + 1

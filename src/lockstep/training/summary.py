@@ -58,7 +58,7 @@ def summarize(
     default, _ = metric_names.default(session.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
-    groups = {split: part.num_groups for split, part in data.splits.parts.items()}
+    groups = {split: subset.num_groups for split, subset in data.splits.parts.items()}
     return {
         **metrics_of_test(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
@@ -92,10 +92,10 @@ def metrics_of_test(
     names = [f"test/{name}" for name in module.measured] if is_ours else []
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
-    expected: dict[str, float | None] = dict.fromkeys(names)
+    placeholders: dict[str, float | None] = dict.fromkeys(names)
     return {
         name.replace("/", "_"): value
-        for name, value in {**expected, **values, "test_images": num_images}.items()
+        for name, value in {**placeholders, **values, "test_images": num_images}.items()
     }
 
 
@@ -114,8 +114,10 @@ def show_header(
     if config.silent:
         return
     shape = "x".join(map(str, data.image_shape))
-    used = ", ".join(_used_text(data, split) for split in data.splits.parts)
-    rows = [("data", f"{used} images of {shape}, {_classes(module, data)}, {data.placement}")]
+    split_sizes = ", ".join(_used_text(data, split) for split in data.splits.parts)
+    rows = [
+        ("data", f"{split_sizes} images of {shape}, {_classes(module, data)}, {data.placement}")
+    ]
     if data.class_counts is not None:
         rows.append(
             ("classes", describe_counts(data.class_names, data.class_counts, config.data.balance))
@@ -130,13 +132,15 @@ def show_header(
         (
             "similar",
             describe_similar(
-                data.class_names, [part.groups for part in data.splits.parts.values()]
+                data.class_names, [subset.groups for subset in data.splits.parts.values()]
             ),
         )
     )
-    absent = {split: data.splits.absent_classes(split) for split in ("val", "test")}
+    absent_classes = {split: data.splits.absent_classes(split) for split in ("val", "test")}
     rows += [
-        (f"no {split}", f"image of {join_names(names)}") for split, names in absent.items() if names
+        (f"no {split}", f"image of {join_names(class_names)}")
+        for split, class_names in absent_classes.items()
+        if class_names
     ]
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
@@ -159,8 +163,8 @@ def show_header(
             else []
         )
     rows += _l2(config, module).items()
-    name = config.module.target if config.has_custom_module else config.model.target
-    title = f"Lockstep: {name.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
+    target = config.module.target if config.has_custom_module else config.model.target
+    title = f"Lockstep: {target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
     show_table(
         title + (", resumed" if is_resumed else ""),
         [*rows, ("run folder", display_path(session.folder.path))],
@@ -185,21 +189,24 @@ def _batch(session: Session, data: ImageData) -> str:
 
     The text gives the sizes of the shards of the workers only if there are several workers.
     """
-    parts, batches = session.config.trainer.accumulate_grad_batches, data.batches("train")
+    num_micro_batches, batches = (
+        session.config.trainer.accumulate_grad_batches,
+        data.batches("train"),
+    )
     size, micro = (
         min(n, batches.num_epoch_samples)
         for n in (batches.global_batch_size, batches.micro_batch_size)
     )
-    text = f"{plural(size, 'image')} a step"
-    if parts > 1:
-        text += f" = {parts} micro-batches of {micro}"
+    description = f"{plural(size, 'image')} a step"
+    if num_micro_batches > 1:
+        description += f" = {num_micro_batches} micro-batches of {micro}"
     if session.world_size == 1:
-        return text
+        return description
     shards = sorted(
         {-(-micro * weight // sum(session.worker_weights)) for weight in session.worker_weights},
         reverse=True,
     )
-    return f"{text}, up to {' or '.join(map(str, shards))} on each worker"
+    return f"{description}, up to {' or '.join(map(str, shards))} on each worker"
 
 
 def _num_parameters(module: L.LightningModule) -> int:
@@ -210,14 +217,20 @@ def _num_parameters(module: L.LightningModule) -> int:
 
 def _used_text(data: ImageData, split: str) -> str:
     batches = data.batches(split)
-    used, there = batches.num_epoch_samples, batches.num_samples
-    return f"{used:,} {split}" if used == there else f"{used:,} of {there:,} {split}"
+    num_used, num_samples = batches.num_epoch_samples, batches.num_samples
+    return (
+        f"{num_used:,} {split}"
+        if num_used == num_samples
+        else f"{num_used:,} of {num_samples:,} {split}"
+    )
 
 
 def _classes(module: L.LightningModule, data: ImageData) -> str:
-    many = module.task.named if isinstance(module, Classifier) else "classes"
+    class_word = module.task.named if isinstance(module, Classifier) else "classes"
     return plural(
-        len(data.class_names), "class" if many == "classes" else many.removesuffix("s"), many
+        len(data.class_names),
+        "class" if class_word == "classes" else class_word.removesuffix("s"),
+        class_word,
     )
 
 
@@ -262,8 +275,10 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
     rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
-    if skipped := summary.get("skipped_steps"):
-        rows.append(("skipped", f"{plural(skipped, 'step')} whose gradients overflowed float16"))
+    if num_skipped := summary.get("skipped_steps"):
+        rows.append(
+            ("skipped", f"{plural(num_skipped, 'step')} whose gradients overflowed float16")
+        )
     is_usual = run != quote_path(folder.path)  # It lies below outputs/.
     rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
     is_ours = not session.config.has_custom_module

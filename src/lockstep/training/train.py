@@ -49,7 +49,9 @@ def train(
         raise ConfigError(*errors)
     with open_session(folder, config, world) as session:
         resumed_from = agreed_checkpoint(session, folder.last_checkpoint)
-        session, data, module, first = prepare_training(session, is_new=resumed_from.path is None)
+        session, data, module, first_callbacks = prepare_training(
+            session, is_new=resumed_from.path is None
+        )
         if session.rank == 0:
             folder.note(environment=provenance.describe())
             show_header(session, data, module, is_resumed=resumed_from.path is not None)
@@ -72,12 +74,12 @@ def train(
             max_time_s=config.trainer.max_time_s,
             timeout=session.timeout,
         )
-        names = () if config.has_custom_module else metric_names.names(config)
-        console = [] if config.silent else [Console(record, names)]
+        console_metrics = () if config.has_custom_module else metric_names.names(config)
+        console = [] if config.silent else [Console(record, console_metrics)]
         trainer = run_parts.lightning_trainer(
             session,
             module,
-            callbacks=[*first, record, Relocation(), *console, *callbacks, stop],
+            callbacks=[*first_callbacks, record, Relocation(), *console, *callbacks, stop],
             logger=observers.built_loggers(
                 session, observers.next_step(resumed_from.path, is_own=config.has_custom_module)
             ),
@@ -97,7 +99,7 @@ def train(
         # Garbage collection then ignores all objects that exist here. No collection is run before,
         # because it copies pages that workers share.
         gc.freeze()
-        started = time.monotonic()
+        start = time.monotonic()
         try:
             trainer.fit(module, data, ckpt_path=resumed_from.path, weights_only=True)
         except Stopped as stopped:
@@ -112,14 +114,16 @@ def train(
             if isinstance(module, Classifier):
                 module.drop_graphs()
         end_training_precision(trainer, module)
-        used = timer.time_elapsed("train") if timer is not None else time.monotonic() - started
+        training_s = timer.time_elapsed("train") if timer is not None else time.monotonic() - start
         has_best = checkpoint is not None and folder.best_checkpoint.exists()
         best = agreed_checkpoint(session, folder.best_checkpoint).path if has_best else None
         if config.calibrate:
             calibrate(session, data, module, best)
         results = run_test(session, trainer, module, data, best) if has_test else {}
         if session.rank == 0:
-            summary = summarize(session, trainer, module, data, checkpoint, record, used) | results
+            summary = (
+                summarize(session, trainer, module, data, checkpoint, record, training_s) | results
+            )
             folder.write_summary(summary)
             folder.clear_stop()
             show_summary(session, summary)
@@ -152,7 +156,9 @@ def prepare_training(
         run_parts.image_format(data),
         config.trainer.max_epochs * data.steps_per_epoch,
     )
-    module, first = run_parts.build_module(session, image_format, total_steps, is_trained=True)
+    module, first_callbacks = run_parts.build_module(
+        session, image_format, total_steps, is_trained=True
+    )
     if isinstance(module, Classifier):
         data.augment = dataclasses.replace(data.augment, moved_targets=module.task.moved_targets)
         try_out.try_out(session, data, module)
@@ -160,7 +166,7 @@ def prepare_training(
             module.task.standardize(data.sampled_targets())
     if is_new:
         _load_weights(session, module, image_format)
-    return session, data, module, first
+    return session, data, module, first_callbacks
 
 
 def _load_weights(session: Session, module: L.LightningModule, image_format: ImageFormat) -> None:

@@ -47,65 +47,76 @@ class Side(NamedTuple):
     num_groups: int
 
     def __str__(self) -> str:
-        finished = f"finished {self.over}: {', '.join(self.trials) or 'none'}"
+        repetitions = f"finished {self.over}: {', '.join(self.trials) or 'none'}"
         groups = f", {plural(self.num_groups, 'group')}" if self.num_groups else ""
-        return f"{self.name}: {plural(self.num_trials, 'trial')}, {finished}{groups}"
+        return f"{self.name}: {plural(self.num_trials, 'trial')}, {repetitions}{groups}"
 
 
-def compare_sweeps(names: Sequence[str], *, is_json: bool) -> int:
+def compare_sweeps(arguments: Sequence[str], *, is_json: bool) -> int:
     """Print how settings differ from the first one, which is the best of its sweep.
 
     Returns the exit code. Raises ValueError.
     """
-    known = [side for name in names for side in _sides(name)]
-    sides = [side for side in known if len(side.trials) > 1]
+    all_sides = [side for argument in arguments for side in _sides(argument)]
+    sides = [side for side in all_sides if len(side.trials) > 1]
     # These are all pairs, because the same numbers chose the first setting.
     num_tests = math.comb(len(sides), 2)
-    found: list[tuple[str, int, Difference]] = []
+    adjusted_differences: list[tuple[str, int, Difference]] = []
     for metric in sides[0].results if sides else ():
         differences = [_difference(metric, sides[0], side) for side in sides[1:]]
-        others = {at: each for at, each in enumerate(differences, 1) if each}
-        found += [
-            (metric, at, each)
-            for at, each in zip(others, holm([*others.values()], num_tests), strict=True)
+        differences_by_side = {
+            position: difference for position, difference in enumerate(differences, 1) if difference
+        }
+        adjusted_differences += [
+            (metric, position, difference)
+            for position, difference in zip(
+                differences_by_side, holm([*differences_by_side.values()], num_tests), strict=True
+            )
         ]
-    if len({at for _, at, _ in found}) < max(1, len(sides) - 1):
-        what = (
+    if len({position for _, position, _ in adjusted_differences}) < max(1, len(sides) - 1):
+        requirement = (
             "compare needs settings with a common metric, "
             "each of two or more finished seeds or folds"
         )
-        found_in = (f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in known)
-        raise ValueError(f"{what}: {'; '.join(found_in)}.")
+        side_descriptions = (
+            f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in all_sides
+        )
+        raise ValueError(f"{requirement}: {'; '.join(side_descriptions)}.")
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
     settings = [(key, values) for key, values in settings if key not in REPEATS]
     if is_json:
         keys = "name", "num_trials", "num_groups", "results"
-        listed = [{key: getattr(side, key) for key in keys} for side in known]
-        between = [
-            {"metric": metric, "second": sides[at].name, **each._asdict()}
-            for metric, at, each in found
+        side_facts = [{key: getattr(side, key) for key in keys} for side in all_sides]
+        difference_facts = [
+            {"metric": metric, "second": sides[position].name, **difference._asdict()}
+            for metric, position, difference in adjusted_differences
         ]
         print_json(
             {
                 "settings": dict(settings),
                 "num_tests": num_tests,
-                "sides": listed,
-                "differences": between,
+                "sides": side_facts,
+                "differences": difference_facts,
             }
         )
         return 0
     out = terminal()
     marks = map(comparison.letter, range(len(sides)))
-    for side in known:
+    for side in all_sides:
         print_line(out, f"{next(marks) if len(side.trials) > 1 else '-'}  {side}")
-    if len(names) > 1:
+    if len(arguments) > 1:
         comparison.show_settings(settings)
     out.print()
-    for metric, at, each in found:
-        results = _comparable_results(metric, sides[0], sides[at])
-        means = " and ".join(measure(statistics.fmean(each.values())) for each in results)
+    for metric, position, difference in adjusted_differences:
+        results = _comparable_results(metric, sides[0], sides[position])
+        means = " and ".join(
+            measure(statistics.fmean(side_results.values())) for side_results in results
+        )
         sentence = describe_difference(
-            each, comparison.letter(at), sides[0].over, is_max=sides[0].is_max.get(metric)
+            difference,
+            comparison.letter(position),
+            sides[0].over,
+            is_max=sides[0].is_max.get(metric),
         )
         print_line(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
@@ -118,44 +129,55 @@ def _sides(argument: str) -> list[Side]:
 
     Values may be formatted as in the table. Raises ValueError if there is none.
     """
-    path, _, typed = argument.partition(":")
+    path, _, conditions_text = argument.partition(":")
     if not (Path(path) / SWEEP).is_file():
         raise ValueError(
             f"{path} is not a sweep: compare settings of sweeps with each other, "
             "and runs with runs."
         )
-    wanted = {tuple(part.split("=", 1)) for part in re.split(r",(?=[\w./@+~-]+=)", typed) if part}
+    conditions = {
+        tuple(condition.split("=", 1))
+        for condition in re.split(r",(?=[\w./@+~-]+=)", conditions_text)
+        if condition
+    }
     sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
     objective = sweep_table.objective
     of_test = objective.name.replace("val/", "test/")
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
-    sides, known = [], []
+    sides, side_names = [], []
     for settings, rows in sweep_table.repeated:
-        known.append(
+        side_names.append(
             (
                 f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}"
             ).removesuffix(":")
         )
-        given = {(key, value) for key, value in rows[0].settings.items() if key not in REPEATS}
-        if not wanted <= given | {(key, text(value)) for key, value in given}:
+        row_settings = {
+            (key, value) for key, value in rows[0].settings.items() if key not in REPEATS
+        }
+        if not conditions <= row_settings | {(key, text(value)) for key, value in row_settings}:
             continue
-        trials, measured = {}, defaultdict(lambda: defaultdict(list))
-        done = [row for row in rows if row.state == "finished"]
-        for row in done:
+        trials, measurements = {}, defaultdict(lambda: defaultdict(list))
+        finished_rows = [row for row in rows if row.state == "finished"]
+        for row in finished_rows:
             trials[row.settings.get(over, "")] = row.trial.folder
             for metric, value in {objective.name: row.value, **row.tests}.items():
                 if value is not None:
-                    measured[metric][row.settings.get(over, "")].append(value)
+                    measurements[metric][row.settings.get(over, "")].append(value)
         results = {
-            name: {key: statistics.fmean(same) for key, same in of.items()}
-            for name, of in measured.items()
+            metric: {
+                key: statistics.fmean(repeated_values)
+                for key, repeated_values in values_by_repetition.items()
+            }
+            for metric, values_by_repetition in measurements.items()
         }
-        num_groups = num_tested_groups(done) if over == FOLD else 0
-        sides.append(Side(known[-1], REPEATS[over], len(rows), trials, results, is_max, num_groups))
+        num_groups = num_tested_groups(finished_rows) if over == FOLD else 0
+        sides.append(
+            Side(side_names[-1], REPEATS[over], len(rows), trials, results, is_max, num_groups)
+        )
     if not sides:
         raise ValueError(
-            f"{argument} names no setting of the sweep: choose one of {'; '.join(known)}."
+            f"{argument} names no setting of the sweep: choose one of {'; '.join(side_names)}."
         )
     return sides
 
@@ -164,11 +186,13 @@ def _comparable_results(
     metric: str, first: Side, second: Side
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the results of two or more common seeds or folds, or all results."""
-    ours, theirs = first.results[metric], second.results.get(metric, {})
-    common = [key for key in ours if key in theirs]
-    if len(common) < 2:
-        return ours, theirs
-    return {key: ours[key] for key in common}, {key: theirs[key] for key in common}
+    first_results, second_results = first.results[metric], second.results.get(metric, {})
+    common_keys = [key for key in first_results if key in second_results]
+    if len(common_keys) < 2:
+        return first_results, second_results
+    return {key: first_results[key] for key in common_keys}, {
+        key: second_results[key] for key in common_keys
+    }
 
 
 def _difference(metric: str, first: Side, second: Side) -> Difference | None:
@@ -176,25 +200,27 @@ def _difference(metric: str, first: Side, second: Side) -> Difference | None:
 
     Raises ValueError for folds of different images.
     """
-    ours, theirs = _comparable_results(metric, first, second)
-    are_paired, are_folds = [*ours] == [*theirs], first.over == REPEATS[FOLD]
+    first_results, second_results = _comparable_results(metric, first, second)
+    are_paired, are_folds = [*first_results] == [*second_results], first.over == REPEATS[FOLD]
     if (
         first.over != second.over
-        or min(len(ours), len(theirs)) < 2
+        or min(len(first_results), len(second_results)) < 2
         or (are_folds and not are_paired)
     ):
         return None
-    for fold in ours if are_folds else ():
+    for fold in first_results if are_folds else ():
         if _images(first.trials[fold]) != _images(second.trials[fold]):
-            what = f"fold {fold} of {first.name} and of {second.name} has different images"
+            problem = f"fold {fold} of {first.name} and of {second.name} has different images"
             raise ValueError(
-                f"{what}: compare folds of the same data, data.folds and data.split_seed."
+                f"{problem}: compare folds of the same data, data.folds and data.split_seed."
             )
     if are_paired:
-        found = paired_test([theirs[key] - ours[key] for key in ours], are_folds=are_folds)
+        difference = paired_test(
+            [second_results[key] - first_results[key] for key in first_results], are_folds=are_folds
+        )
     else:
-        found = unpaired_test([*ours.values()], [*theirs.values()])
-    return bounded(found, metric, [*ours.values(), *theirs.values()])
+        difference = unpaired_test([*first_results.values()], [*second_results.values()])
+    return bounded(difference, metric, [*first_results.values(), *second_results.values()])
 
 
 @functools.cache

@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 Found = TypeVar("Found", Spread, Difference)
 
 
-def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
+def bounded(estimate: Found, metric: str, values: Iterable[float]) -> Found:
     """Clip the interval to possible values.
 
     They are 0 to 1 for a fraction, and -1 to 1 for a difference of two fractions. Other intervals
@@ -58,11 +58,11 @@ def bounded(found: Found, metric: str, values: Iterable[float]) -> Found:
     is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(
         0 <= value <= 1 for value in values
     )
-    if found.low is None or found.high is None or not is_fraction:
-        return found
-    return found._replace(
-        low=max(found.low, -1.0 if isinstance(found, Difference) else 0.0),
-        high=min(found.high, 1.0),
+    if estimate.low is None or estimate.high is None or not is_fraction:
+        return estimate
+    return estimate._replace(
+        low=max(estimate.low, -1.0 if isinstance(estimate, Difference) else 0.0),
+        high=min(estimate.high, 1.0),
     )
 
 
@@ -80,8 +80,8 @@ def spread(values: Sequence[float], *, are_folds: bool) -> Spread:
         return Spread(n, mean, None, None, None)
     deviation = statistics.stdev(values)
     error = deviation * math.sqrt(1 / n + (1 / (n - 1) if are_folds else 0))
-    half = float(stats.t.ppf(0.975, n - 1)) * error
-    return Spread(n, mean, deviation, mean - half, mean + half)
+    half_width = float(stats.t.ppf(0.975, n - 1)) * error
+    return Spread(n, mean, deviation, mean - half_width, mean + half_width)
 
 
 def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
@@ -94,8 +94,8 @@ def paired_test(values: Sequence[float], *, are_folds: bool) -> Difference:
     assert deviation is not None  # There are at least two values.
     assert high is not None
     if deviation <= ROUNDING * abs(mean):
-        ranked: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
-        return Difference(mean, None, None, (n,), "Wilcoxon signed-rank test", float(ranked.pvalue))
+        result: Any = stats.wilcoxon(values, zero_method="zsplit", method="exact")
+        return Difference(mean, None, None, (n,), "Wilcoxon signed-rank test", float(result.pvalue))
     t = mean / (high - mean) * stats.t.ppf(0.975, n - 1)
     test = "corrected paired t test" if are_folds else "paired t test"
     return Difference(mean, low, high, (n,), test, float(2 * stats.t.sf(abs(t), n - 1)))
@@ -117,31 +117,39 @@ def unpaired_test(first: Sequence[float], second: Sequence[float]) -> Difference
     return Difference(value, low, high, counts, "Welch's t test", float(result.pvalue))
 
 
-def holm(found: Sequence[Difference], num_tests: int) -> list[Difference]:
+def holm(differences: Sequence[Difference], num_tests: int) -> list[Difference]:
     """Adjust p of differences that were chosen from `num_tests`, by Holm's method."""
-    adjusted, highest = list(found), 0.0
-    for rank, at in enumerate(sorted(range(len(found)), key=lambda at: found[at].p)):
-        highest = max(highest, min(1.0, found[at].p * (num_tests - rank)))
-        adjusted[at] = found[at]._replace(p=highest)
-    return adjusted
+    adjusted_differences, max_p = list(differences), 0.0
+    for rank, at in enumerate(sorted(range(len(differences)), key=lambda at: differences[at].p)):
+        max_p = max(max_p, min(1.0, differences[at].p * (num_tests - rank)))
+        adjusted_differences[at] = differences[at]._replace(p=max_p)
+    return adjusted_differences
 
 
-def describe_difference(found: Difference, second: str, over: str, *, is_max: bool | None) -> str:
+def describe_difference(
+    difference: Difference, second: str, over: str, *, is_max: bool | None
+) -> str:
     """Describe how `second` differs from A.
 
     `is_max` is None if neither direction is better.
     """
-    sign = 1 if found.value >= 0 else -1
+    sign = 1 if difference.value >= 0 else -1
     kind = (("higher", "lower") if is_max is None else ("better", "worse"))[
         (sign == 1) == (is_max is False)
     ]
     # The ends have as many digits as the value.
-    form = measure if abs(found.value) < 0.001 else "{:.4f}".format
-    ends = [form(sign * end) for end in (found.low, found.high) if end is not None][::sign]
-    count = f"{' and '.join(f'{count:,}' for count in found.counts)} {over}"
-    p = f"p = {found.p:.2g}" if found.p >= 1e-4 else "p < 0.0001"
-    facts = ", ".join(filter(None, (" to ".join(ends), count, found.test, p)))
+    form = measure if abs(difference.value) < 0.001 else "{:.4f}".format
+    ends = [form(sign * end) for end in (difference.low, difference.high) if end is not None][
+        ::sign
+    ]
+    count = f"{' and '.join(f'{count:,}' for count in difference.counts)} {over}"
+    p = f"p = {difference.p:.2g}" if difference.p >= 1e-4 else "p < 0.0001"
+    facts = ", ".join(filter(None, (" to ".join(ends), count, difference.test, p)))
     # Smaller differences are rounding errors.
-    amount = f"{measure(abs(found.value))} {kind} than" if abs(found.value) > 1e-12 else "equal to"
-    verdict = "unlikely to be chance" if found.p < UNLIKELY else "may be chance"
+    amount = (
+        f"{measure(abs(difference.value))} {kind} than"
+        if abs(difference.value) > 1e-12
+        else "equal to"
+    )
+    verdict = "unlikely to be chance" if difference.p < UNLIKELY else "may be chance"
     return f"{second} is {amount} A ({facts}): {verdict}."

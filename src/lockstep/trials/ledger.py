@@ -70,12 +70,12 @@ class Ledger:
 
         Raises ValueError if it cannot be read.
         """
-        kept = read_json(path / SWEEP)
-        if not kept:
+        record = read_json(path / SWEEP)
+        if not record:
             return cls(path, name, tuple(command))
         try:
-            ledger = cls(path, kept["name"], tuple(kept["command"]))
-            for entry in kept["trials"]:
+            ledger = cls(path, record["name"], tuple(record["command"]))
+            for entry in record["trials"]:
                 folder = RunFolder(path / entry["folder"])
                 ledger.trials.append(
                     Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
@@ -102,13 +102,15 @@ class Ledger:
     def add(self, overrides: Sequence[str], subdir: str) -> Trial:
         """Add a trial with the next number. Raises ConfigError if another trial has its folder."""
         folder = RunFolder(self.path / subdir)
-        same = next((trial.number for trial in self.trials if trial.folder == folder), None)
-        if same is not None:
+        existing_number = next(
+            (trial.number for trial in self.trials if trial.folder == folder), None
+        )
+        if existing_number is not None:
             raise ConfigError(
                 Error(
                     "conflict",
                     f"hydra.sweep.subdir={subdir}",
-                    f"is already the folder of trial {same}",
+                    f"is already the folder of trial {existing_number}",
                 )
             )
         trial = Trial(self.next_number, tuple(overrides), folder)
@@ -120,13 +122,13 @@ class Ledger:
         for trial in self.trials:
             entry = {"number": trial.number, "overrides": trial.overrides, "device": trial.device}
             entries.append(entry | {"folder": str(trial.folder.path.relative_to(self.path))})
-        kept = {
+        record = {
             "name": self.name,
             "command": self.command,
             "trials": entries,
             "updated": time.time(),
         }
-        write_json(self.path / SWEEP, kept)
+        write_json(self.path / SWEEP, record)
 
     @property
     def stop_flag(self) -> RunFolder:
@@ -147,8 +149,10 @@ def find(root: Path, name: str | None, command: Sequence[str]) -> Path | None:
     folders = []
     for file in root.glob(f"*/*/{SWEEP}"):
         try:
-            kept = read_json(file)
-            is_same = kept["name"] == name and (name or sorted(kept["command"]) == sorted(command))
+            record = read_json(file)
+            is_same = record["name"] == name and (
+                name or sorted(record["command"]) == sorted(command)
+            )
             if is_same and file.parent.stat().st_uid == os.geteuid():
                 folders.append((RunFolder(file.parent.resolve()).is_made_here(), file.parent))
         except (OSError, KeyError, TypeError, ValueError):  # It is not the file of a sweep.
@@ -163,15 +167,15 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     """
     try:
         permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
-        made = [
+        trial_folders = [
             trial.folder
             for trial in Ledger.open(folder.path, None, ()).trials
             if trial.folder.config.exists()
         ]
-        for each in (folder, *made):
+        for run_folder in (folder, *trial_folders):
             if is_trusted:
-                each.claim()
-            permissions.need_made_here(each, naming.ADOPT)
+                run_folder.claim()
+            permissions.need_made_here(run_folder, naming.ADOPT)
     except PermissionError as error:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
@@ -186,18 +190,22 @@ def command_of(overrides: Sequence[str]) -> list[str]:
 
     How, where and how long it runs may change.
     """
-    kept = (text for text in _last(overrides) if not text.startswith("search.num_trials="))
-    return [text for text in kept if group_of(text) not in FREE]
+    last_overrides = (
+        override for override in _last(overrides) if not override.startswith("search.num_trials=")
+    )
+    return [override for override in last_overrides if group_of(override) not in FREE]
 
 
 def trial_of(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that identify a trial."""
-    return [text for text in _last(overrides) if group_of(text) not in (*FREE, "search")]
+    return [
+        override for override in _last(overrides) if group_of(override) not in (*FREE, "search")
+    ]
 
 
 def _last(overrides: Sequence[str]) -> list[str]:
     """Return the last override of every key, which is the effective one."""
-    return list({text.partition("=")[0]: text for text in overrides}.values())
+    return list({override.partition("=")[0]: override for override in overrides}.values())
 
 
 def group_of(override: str) -> str:

@@ -28,12 +28,12 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             lines.append(f"{path.name} is not written: {error}")
             continue
         if folders:
-            parts = [
+            fold_tables = [
                 read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
                 for folder in folders
             ]
             with atomic_file(path) as file:
-                file.write(b"".join([*parts[0][:2], *(rest for *_, rest in parts)]))
+                file.write(b"".join([*fold_tables[0][:2], *(body for *_, body in fold_tables)]))
             lines.append(f"Out-of-fold predictions: {display_path(path)}")
     return lines
 
@@ -67,9 +67,10 @@ def of_best(sweep: Path) -> list[RunFolder]:
     _, rows = next(_files(ledger, present_table(ledger)), (None, []))
     folders = _tested(rows)
     if not folders:
-        what = f"{display_path(sweep)} has no predictions of all folds"
+        problem = f"{display_path(sweep)} has no predictions of all folds"
         raise ValueError(
-            f"{what}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, or give a run."
+            f"{problem}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, "
+            "or give a run."
         )
     return folders
 
@@ -109,6 +110,6 @@ def names(run: RunFolder, *splits: str) -> list[str]:
     """
     try:
         record = read_json(run.images)
-        return sorted(name for split in splits for name in record[split]["names"])
+        return sorted(image_name for split in splits for image_name in record[split]["names"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{display_path(run.images)} lacks the names of the images.") from error

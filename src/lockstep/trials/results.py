@@ -68,15 +68,17 @@ def monitored_objective(config: Config) -> Objective:
     return Objective(monitor, mode == "max")
 
 
-def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collection[str]) -> Row:
+def row_of(
+    trial: Trial, objective: Objective, live_state: str | None, keys: Collection[str]
+) -> Row:
     """Read the row of a trial.
 
-    `live` is the state of a running trial, and `needed` has keys of its configuration.
+    `live_state` is the state of a running trial, and `keys` has keys of its configuration.
     """
     facts, settings = look_at(trial.folder), trial.settings
-    if not settings.keys() >= {*needed} and trial.folder.config.exists():
+    if not settings.keys() >= {*keys} and trial.folder.config.exists():
         tree = config_file.load_tree(trial.folder.config)
-        settings = {key: str(at(tree, key.split("."))) for key in needed} | settings
+        settings = {key: str(at(tree, key.split("."))) for key in keys} | settings
     summary = read_summary(trial.folder)
     training_s, num_groups = (
         summary.get("training_s", facts.get("elapsed_s")),
@@ -85,5 +87,13 @@ def row_of(trial: Trial, objective: Objective, live: str | None, needed: Collect
     value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
     tests, num_groups = read_tests(trial.folder), num_groups if is_number(num_groups) else 0
     return Row(
-        trial, settings, live or state_of(facts), value, loss, tests, training_s, facts, num_groups
+        trial,
+        settings,
+        live_state or state_of(facts),
+        value,
+        loss,
+        tests,
+        training_s,
+        facts,
+        num_groups,
     )

@@ -55,12 +55,12 @@ class Group(NamedTuple):
     @property
     def repetitions(self) -> str:
         """`5 seeds`, `4 seeds, 1 missing`, `5 folds of 3 seeds`, or `5 folds, 120 groups`."""
-        parts = [plural(self.n, self.over.removesuffix("s"))]
+        counts = [plural(self.n, self.over.removesuffix("s"))]
         if self.is_complete and self.over != "seeds" and self.n != self.num_trials:
-            parts[0] += f" of {self.num_trials / self.n:g} seeds"
-        parts += [plural(self.num_groups, "group")] if self.num_groups else []
-        parts += [] if self.is_complete else [f"{self.num_trials - len(self.trials)} missing"]
-        return ", ".join(parts)
+            counts[0] += f" of {self.num_trials / self.n:g} seeds"
+        counts += [plural(self.num_groups, "group")] if self.num_groups else []
+        counts += [] if self.is_complete else [f"{self.num_trials - len(self.trials)} missing"]
+        return ", ".join(counts)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Table:
     @cached_property
     def tests(self) -> tuple[str, ...]:
         """The metrics of the test, with the loss last."""
-        return tuple(dict.fromkeys(name for row in self.rows for name in row.tests))
+        return tuple(dict.fromkeys(metric for row in self.rows for metric in row.tests))
 
     @property
     def columns(self) -> dict[str, list[Any]]:
@@ -88,7 +88,7 @@ class Table:
             "device": [row.trial.device for row in rows],
             "epoch": [epochs(row.facts) for row in rows],
             self.objective.name: [row.value for row in rows],
-            **{name: [row.tests.get(name) for row in rows] for name in self.tests},
+            **{metric: [row.tests.get(metric) for row in rows] for metric in self.tests},
             "training_s": [row.training_s for row in rows],
             "folder": [str(row.trial.folder.path) for row in rows],
             "reason": [row.facts.get("reason", "") for row in rows],
@@ -97,12 +97,12 @@ class Table:
     @property
     def texts(self) -> dict[str, list[str]]:
         columns = {
-            name: values
-            for name, values in self.columns.items()
-            if name not in ("folder", "reason")
+            column: values
+            for column, values in self.columns.items()
+            if column not in ("folder", "reason")
         }
         times = columns.pop("training_s")
-        return {name: list(map(text, values)) for name, values in columns.items()} | {
+        return {column: list(map(text, values)) for column, values in columns.items()} | {
             "time": list(map(time, times))
         }
 
@@ -112,13 +112,16 @@ class Table:
         groups = self.groups if self.is_repeated else []
         if not groups:
             return {}
-        names = dict.fromkeys(name for group in groups for name in group.tests)
+        metrics = dict.fromkeys(metric for group in groups for metric in group.tests)
         return {
             **{key: [text(group.settings[key]) for group in groups] for key in groups[0].settings},
             "n": [group.repetitions for group in groups],
             self.objective.name: [text(group.mean) for group in groups],
             INTERVAL: [_interval(group.low, group.high) for group in groups],
-            **{name: [_test_text(group.tests.get(name)) for group in groups] for name in names},
+            **{
+                metric: [_test_text(group.tests.get(metric)) for group in groups]
+                for metric in metrics
+            },
             # This column is last, because a narrow terminal shows the first columns.
             f"deviation of {self.objective.name}": [text(group.deviation) for group in groups],
         }
@@ -137,8 +140,8 @@ class Table:
 
         All trials of a complete setting are finished.
         """
-        first = next(iter(self.groups), None)
-        return first if first is not None and first.is_complete else None
+        best_group = next(iter(self.groups), None)
+        return best_group if best_group is not None and best_group.is_complete else None
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -146,34 +149,37 @@ class Table:
         # This imports scipy.stats, which takes 0.4 s.
         from lockstep.trials.differences import bounded, spread
 
-        groups, least, are_folds = [], self._least, self.over == REPEATS[FOLD]
+        groups, min_trials, are_folds = [], self._least, self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:
-            if done := [row for row in rows if row.result is not None]:
-                columns = {name: [row.tests.get(name) for row in done] for name in self.tests}
-                columns[self.objective.name] = [row.result for row in done]
-                whole = {
-                    name: self._repetitions(done, each)
-                    for name, each in columns.items()
-                    if None not in each
+            if finished_rows := [row for row in rows if row.result is not None]:
+                columns = {
+                    metric: [row.tests.get(metric) for row in finished_rows]
+                    for metric in self.tests
+                }
+                columns[self.objective.name] = [row.result for row in finished_rows]
+                complete_columns = {
+                    metric: self._repetitions(finished_rows, values)
+                    for metric, values in columns.items()
+                    if None not in values
                 }
                 spreads = {
-                    name: bounded(spread(each, are_folds=are_folds), name, each)
-                    for name, each in whole.items()
+                    metric: bounded(spread(values, are_folds=are_folds), metric, values)
+                    for metric, values in complete_columns.items()
                 }
-                found = spreads.pop(self.objective.name)
-                tests = {name: each._asdict() for name, each in spreads.items()}
-                numbers = tuple(row.trial.number for row in done)
-                size, num_groups = (
-                    max(len(rows), least),
-                    num_tested_groups(done) if are_folds else 0,
+                objective_spread = spreads.pop(self.objective.name)
+                tests = {metric: test_spread._asdict() for metric, test_spread in spreads.items()}
+                numbers = tuple(row.trial.number for row in finished_rows)
+                num_trials, num_groups = (
+                    max(len(rows), min_trials),
+                    num_tested_groups(finished_rows) if are_folds else 0,
                 )
                 groups.append(
                     Group(
                         settings,
                         numbers,
-                        size,
+                        num_trials,
                         self.over,
-                        *found,
+                        *objective_spread,
                         tests=tests,
                         num_groups=num_groups,
                     )
@@ -187,7 +193,7 @@ class Table:
         Settings whose trials are all finished come first, then the one with the best mean. Of equal
         means, the lower mean of the validation loss comes first, then the first one in the command.
         """
-        least = self._least
+        min_trials = self._least
 
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             rows, results = item[1], [row.result for row in item[1]]
@@ -196,7 +202,7 @@ class Table:
             )
             rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
             return (
-                None in results or len(results) < least,
+                None in results or len(results) < min_trials,
                 rank_of_mean,
                 min(row.trial.number for row in rows),
             )
@@ -216,19 +222,22 @@ class Table:
 
         A seed counts once.
         """
-        known = {
+        values_by_seed = {
             (row.settings.get(FOLD), row.settings.get("seed")): value
             for row, value in zip(rows, values, strict=True)
             if value is not None
         }
-        same: dict[Any, list[float]] = defaultdict(list)
-        for (fold, seed), value in known.items():
-            same[fold if FOLD in self.keys else seed].append(value)
-        return [statistics.fmean(of_one) for of_one in same.values()]
+        values_by_repetition: dict[Any, list[float]] = defaultdict(list)
+        for (fold, seed), value in values_by_seed.items():
+            values_by_repetition[fold if FOLD in self.keys else seed].append(value)
+        return [
+            statistics.fmean(repetition_values)
+            for repetition_values in values_by_repetition.values()
+        ]
 
     def _mean(self, rows: Sequence[Row], values: Sequence[float | None]) -> float | None:
-        known = self._repetitions(rows, values)
-        return statistics.fmean(known) if known else None
+        repetition_values = self._repetitions(rows, values)
+        return statistics.fmean(repetition_values) if repetition_values else None
 
     def group_rows(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
         """Group the trials that differ only in the keys `over`, by their other settings."""
@@ -263,26 +272,28 @@ def num_tested_groups(rows: Sequence[Row]) -> int:
 def table(
     ledger: Ledger,
     objective: Objective,
-    running: dict[int, str],
+    live_states: dict[int, str],
     *,
-    known: dict[int, Row] | None = None,
+    cache: dict[int, Row] | None = None,
     is_search: bool = False,
 ) -> Table:
     """Return the table of a ledger.
 
-    `running` has states by number. `known` caches the rows of other trials.
+    `live_states` has states by number. `cache` has the rows of other trials.
     """
-    kept = {} if known is None else known
+    row_cache = {} if cache is None else cache
     keys = differing_keys(ledger.trials)
     repeats = [key for key in REPEATS if key in keys]
     for trial in ledger.trials:
         if (
-            trial.number in running
-            or trial.number not in kept
-            or not kept[trial.number].settings.keys() >= {*repeats}
+            trial.number in live_states
+            or trial.number not in row_cache
+            or not row_cache[trial.number].settings.keys() >= {*repeats}
         ):
-            kept[trial.number] = row_of(trial, objective, running.get(trial.number), repeats)
-    rows = [kept[trial.number] for trial in ledger.trials]
+            row_cache[trial.number] = row_of(
+                trial, objective, live_states.get(trial.number), repeats
+            )
+    rows = [row_cache[trial.number] for trial in ledger.trials]
 
     def order(row: Row) -> tuple[Any, ...]:
         return (
@@ -291,11 +302,13 @@ def table(
             row.trial.number,
         )
 
-    made = Table(objective, keys, tuple(sorted(rows, key=order)), is_search)
-    if not made.is_repeated:
-        return made
-    grouped = (sorted(same, key=lambda row: row.trial.number) for _, same in made.repeated)
-    return replace(made, rows=tuple(itertools.chain(*grouped)))
+    sweep_table = Table(objective, keys, tuple(sorted(rows, key=order)), is_search)
+    if not sweep_table.is_repeated:
+        return sweep_table
+    groups = (
+        sorted(members, key=lambda row: row.trial.number) for _, members in sweep_table.repeated
+    )
+    return replace(sweep_table, rows=tuple(itertools.chain(*groups)))
 
 
 def present_table(ledger: Ledger) -> Table:
@@ -316,9 +329,9 @@ def config_of(ledger: Ledger) -> Config:
         (trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None
     )
     if file is None:
-        where = display_path(ledger.path)
+        path = display_path(ledger.path)
         raise ValueError(
-            f"{where} is a sweep without a trial yet: lockstep jobs show shows its job."
+            f"{path} is a sweep without a trial yet: lockstep jobs show shows its job."
         )
     return config_file.load(file)
 
@@ -373,8 +386,8 @@ def _interval(low: float | None, high: float | None) -> str:
     return "-" if low is None else f"{text(low)} to {text(high)}"
 
 
-def _test_text(found: dict[str, float | None] | None) -> str:
+def _test_text(spread: dict[str, float | None] | None) -> str:
     """Return the mean of a test result with its interval, if it has one."""
-    if found is None or found["low"] is None:
-        return text(found and found["mean"])
-    return f"{text(found['mean'])} ({_interval(found['low'], found['high'])})"
+    if spread is None or spread["low"] is None:
+        return text(spread and spread["mean"])
+    return f"{text(spread['mean'])} ({_interval(spread['low'], spread['high'])})"

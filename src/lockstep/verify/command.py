@@ -74,7 +74,7 @@ MAX_WORKERS = max(len(part.worker_weights) for parts in VARIANTS.values() for pa
 
 
 def run_verification(
-    texts: Sequence[str], source: compose.Source, *, is_by_bits: bool = False
+    arguments: Sequence[str], source: compose.Source, *, is_by_bits: bool = False
 ) -> int:
     """Verify the configuration of these overrides.
 
@@ -82,7 +82,7 @@ def run_verification(
     virtual shards are compared, in the precision of the configuration.
     """
     try:
-        config = _check_config(texts, source, is_by_bits=is_by_bits)
+        config = _check_config(arguments, source, is_by_bits=is_by_bits)
         data_presence.check(config.data)
     except ConfigError as error:
         exit_with(error)
@@ -91,12 +91,12 @@ def run_verification(
         return Verification(Path(path), config, signals).run()
 
 
-def _check_config(texts: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
+def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
     """Return the configuration, changed to a few silent steps, in float64 or with virtual shards.
 
     Raises ConfigError.
     """
-    (config,) = overrides.check(texts, source).configs
+    (config,) = overrides.check(arguments, source).configs
     if config.resume is not None:
         raise ConfigError(
             Error(
@@ -148,15 +148,15 @@ class Verification:
         self._signals = signals
         self._is_by_bits = config.trainer.virtual_shards is not None
         self._others = [
-            each
-            for each in VARIANTS
-            if each != ALONE and (self._is_by_bits or each != OF_ONE_THREAD)
+            variant
+            for variant in VARIANTS
+            if variant != ALONE and (self._is_by_bits or variant != OF_ONE_THREAD)
         ]
         self._uses_gpus = hardware.num_visible_gpus() >= MAX_WORKERS
         self._out = terminal()
 
     def run(self) -> int:
-        where = "GPUs" if self._uses_gpus else "CPU processes"
+        devices = "GPUs" if self._uses_gpus else "CPU processes"
         epochs, size = (
             self._config.trainer.max_epochs,
             plural(self._config.global_batch_size, "sample"),
@@ -168,7 +168,7 @@ class Verification:
         )
         precision = "its precision" if trainer.precision == "auto" else trainer.precision
         shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
-        print_line(self._out, f"Training {steps} in {precision}{shards}, on {where}: {ways} ...")
+        print_line(self._out, f"Training {steps} in {precision}{shards}, on {devices}: {ways} ...")
         failures: dict[str, str] = {}
         for variant in (ALONE, *self._others):
             code = self._train(variant)
@@ -221,45 +221,45 @@ class Verification:
         from lockstep.verify.comparison import LIMIT, compare
 
         alone = self._folder(ALONE).path
-        compared: dict[str, Compared] = {}
-        for variant in (each for each in self._others if each not in failures):
-            parts = [len(part.worker_weights) for part in VARIANTS[variant]]
-            compared[variant] = compare(
-                alone, self._folder(variant).path, parts, is_by_bits=self._is_by_bits
+        comparisons: dict[str, Compared] = {}
+        for variant in (variant for variant in self._others if variant not in failures):
+            worker_counts = [len(part.worker_weights) for part in VARIANTS[variant]]
+            comparisons[variant] = compare(
+                alone, self._folder(variant).path, worker_counts, is_by_bits=self._is_by_bits
             )
-        print_table(_table(self._others, compared, self._out), self._out)
-        texts = list(explanations(compared, failures, is_by_bits=self._is_by_bits))
-        for text in texts:
-            print_line(self._out, text)
+        print_table(_table(self._others, comparisons, self._out), self._out)
+        messages = list(explanations(comparisons, failures, is_by_bits=self._is_by_bits))
+        for message in messages:
+            print_line(self._out, message)
         facts = {
-            "is_exact": not texts,
+            "is_exact": not messages,
             "limit": 0.0 if self._is_by_bits else LIMIT,
-            "explanations": texts,
+            "explanations": messages,
         }
         answer(
             facts
-            | {"variants": [_facts(variant, compared.get(variant)) for variant in self._others]}
+            | {"variants": [_facts(variant, comparisons.get(variant)) for variant in self._others]}
         )
-        if texts:
+        if messages:
             return EXIT_FAILED
         if self._is_by_bits:
             print_line(
                 self._out, "Exact: every bit of weights, statistics and metrics is the same."
             )
             return 0
-        largest = max(kind.size for result in compared.values() for kind in result[:3])
+        max_difference = max(kind.size for result in comparisons.values() for kind in result[:3])
         print_line(
             self._out,
-            f"Exact: nothing differs by more than {_size_text(largest)} (limit {LIMIT:g}, "
+            f"Exact: nothing differs by more than {_size_text(max_difference)} (limit {LIMIT:g}, "
             "for rounding).",
         )
         return 0
 
 
-def _table(variants: Sequence[str], compared: "dict[str, Compared]", out: Console) -> Table:
+def _table(variants: Sequence[str], comparisons: "dict[str, Compared]", out: Console) -> Table:
     rows: list[list[str | Text]] = []
     for variant in variants:
-        result = compared.get(variant)
+        result = comparisons.get(variant)
         if result is None:
             rows.append([variant, Text("failed", style="red"), "-", "-", "-"])
         else:
@@ -278,20 +278,20 @@ def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
 
 
 def explanations(
-    compared: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
+    comparisons: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
 ) -> Iterator[str]:
     """Yield the errors of failed variants, and the first part that differs of the others.
 
     Each reason is yielded once.
     """
     reasons: dict[str, str] = {}
-    for variant, text in failures.items():
-        reasons.setdefault(text, f"{variant}: {text}")
-    for variant, result in compared.items():
+    for variant, problem in failures.items():
+        reasons.setdefault(problem, f"{variant}: {problem}")
+    for variant, result in comparisons.items():
         if result.is_exact:
             continue
-        first = result.first
-        if first is None:
+        difference = result.first
+        if difference is None:
             worst = max(
                 (result.metrics, result.weights, result.statistics), key=lambda kind: kind.rank()
             )
@@ -301,16 +301,19 @@ def explanations(
                 else "rounding grows there"
             )
             hint = "its states must be sums over samples (dist_reduce_fx='sum')"
-            text = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
+            problem = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
             reasons.setdefault(
-                worst.name, f"{variant}: {text}{', ' + hint if worst is result.metrics else ''}"
+                worst.name, f"{variant}: {problem}{', ' + hint if worst is result.metrics else ''}"
             )
         else:
-            sample = "" if first.sample is None else f", sample {first.sample}"
-            head = f"{variant}: first difference: {first.part}{sample}, in step {first.step}, by "
+            sample = "" if difference.sample is None else f", sample {difference.sample}"
+            head = (
+                f"{variant}: first difference: {difference.part}{sample}, "
+                f"in step {difference.step}, by "
+            )
             reasons.setdefault(
-                first.part,
-                f"{head}{_size_text(first.size)}: {first.meaning(is_by_bits=is_by_bits)}",
+                difference.part,
+                f"{head}{_size_text(difference.size)}: {difference.meaning(is_by_bits=is_by_bits)}",
             )
     yield from reasons.values()
 

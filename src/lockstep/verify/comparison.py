@@ -81,28 +81,36 @@ class Compared(NamedTuple):
         )
 
 
-def compare(alone: Path, other: Path, parts: Sequence[int], *, is_by_bits: bool) -> Compared:
-    """Compare the training in folder `other` with that of one worker.
+def compare(
+    alone_folder: Path, variant_folder: Path, worker_counts: Sequence[int], *, is_by_bits: bool
+) -> Compared:
+    """Compare the training in `variant_folder` with that of one worker.
 
-    `parts` are the numbers of workers of its parts.
+    `worker_counts` are the numbers of workers of its parts.
     """
-    one, two = (torch.load(folder / STATE_FILE, weights_only=True) for folder in (alone, other))
-    for state in (one, two):
+    alone_state, variant_state = (
+        torch.load(folder / STATE_FILE, weights_only=True)
+        for folder in (alone_folder, variant_folder)
+    )
+    for state in (alone_state, variant_state):
         metrics = state["metrics"].items()
         state["metrics"] = {
             name: torch.tensor(value, dtype=torch.float64) for name, value in metrics
         }
     weights, statistics, metrics = (
-        _distance(one[kind], two[kind]) for kind in ("weights", "statistics", "metrics")
+        _distance(alone_state[kind], variant_state[kind])
+        for kind in ("weights", "statistics", "metrics")
     )
     limit, noticeable = (0.0, 0.0) if is_by_bits else (LIMIT, NOTICEABLE)
-    first = first_difference(list(steps(alone, [1])), list(steps(other, parts)), noticeable)
-    return Compared(weights, statistics, metrics, first, limit)
+    difference = first_difference(
+        list(steps(alone_folder, [1])), list(steps(variant_folder, worker_counts)), noticeable
+    )
+    return Compared(weights, statistics, metrics, difference, limit)
 
 
-def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def steps(folder: Path, worker_counts: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield the traces of all workers of each micro-batch, merged by sample."""
-    for part, num_workers in enumerate(parts):
+    for part, num_workers in enumerate(worker_counts):
         ranks = [
             torch.load(folder / trace_file(rank, part), weights_only=True)
             for rank in range(num_workers)
@@ -121,50 +129,52 @@ def steps(folder: Path, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def first_difference(
-    alone: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], noticeable: float
+    alone: Sequence[dict[str, Any]], variant: Sequence[dict[str, Any]], noticeable: float
 ) -> First | None:
     """Return the first part, in the order of computation, that differs by more than `noticeable`.
 
     Returns None if there is none.
     """
-    for one, two in zip(alone, other, strict=False):
-        step = one["step"] + (0 if one["sums"] else 1)
-        if not torch.equal(one["samples"], two["samples"]):
+    for alone_step, variant_step in zip(alone, variant, strict=False):
+        step = alone_step["step"] + (0 if alone_step["sums"] else 1)
+        if not torch.equal(alone_step["samples"], variant_step["samples"]):
             return First(step, "the samples of the batch", float("inf"), None)
-        for name, rows in one["values"].items():
-            others = two["values"].get(name)
-            if others is not None and len(rows):
-                apart = _relative(rows, others, rows[:, 1:]).amax(1)
-                if not apart.max() <= noticeable:
-                    worst = int(apart.argmax())  # If there is a NaN, it is that one.
-                    return First(step, name, float(apart[worst]), int(one["samples"][worst]))
-        for name, sums in one["sums"].items():
-            if name in two["sums"]:
-                apart = _relative(sums, two["sums"][name], sums[1:]).max()
-                if not apart <= noticeable:
-                    return First(step, name, float(apart), None)
+        for name, rows in alone_step["values"].items():
+            variant_rows = variant_step["values"].get(name)
+            if variant_rows is not None and len(rows):
+                difference = _relative(rows, variant_rows, rows[:, 1:]).amax(1)
+                if not difference.max() <= noticeable:
+                    worst = int(difference.argmax())  # If there is a NaN, it is that one.
+                    return First(
+                        step, name, float(difference[worst]), int(alone_step["samples"][worst])
+                    )
+        for name, sums in alone_step["sums"].items():
+            if name in variant_step["sums"]:
+                difference = _relative(sums, variant_step["sums"][name], sums[1:]).max()
+                if not difference <= noticeable:
+                    return First(step, name, float(difference), None)
     return None
 
 
-def _relative(values: Tensor, others: Tensor, scale: Tensor) -> Tensor:
+def _relative(values: Tensor, references: Tensor, scale: Tensor) -> Tensor:
     """Return the difference, relative to a scale above 1.
 
     Equal infinities and NaN on both sides do not differ.
     """
-    is_same = torch.isclose(values, others, rtol=0, atol=0, equal_nan=True)
-    return ((values - others).abs() / scale.abs().clamp(min=1)).masked_fill(is_same, 0)
+    is_same = torch.isclose(values, references, rtol=0, atol=0, equal_nan=True)
+    return ((values - references).abs() / scale.abs().clamp(min=1)).masked_fill(is_same, 0)
 
 
-def _distance(one: dict[str, Tensor], two: dict[str, Tensor]) -> Apart:
+def _distance(values: dict[str, Tensor], references: dict[str, Tensor]) -> Apart:
     sizes = [Apart(0.0, "")]
-    for name, value in one.items():
-        other = two[name]
+    for name, value in values.items():
+        reference = references[name]
         is_same = all(
-            torch.equal(of(value), of(other))
+            torch.equal(of(value), of(reference))
             for of in (torch.isnan, torch.nan_to_num, torch.signbit)
         )
         if not is_same:
             # The size for 0 and -0 is the smallest number.
-            size = float(_relative(value, other, value).max()) or math.ulp(0.0)
+            size = float(_relative(value, reference, value).max()) or math.ulp(0.0)
             sizes.append(Apart(size, name))
     return max(sizes, key=Apart.rank)

@@ -601,7 +601,7 @@ def test_sweep_values(texts: list[str], expected: list[str]) -> None:
 
 
 def resumed(saved: Config, *texts: str) -> Config:
-    (config,) = overrides.check(texts, saved=saved).configs
+    (config,) = overrides.check(texts, saved_config=saved).configs
     return config
 
 
@@ -773,7 +773,7 @@ def test_resume_search_trial() -> None:
     trial = overrides.plan(
         ["search=tpe", "optimizer.lr=interval(0.01,1)"], is_multirun=True
     ).configs[0]
-    (again,) = overrides.plan(["trainer.max_epochs=9"], saved=trial).configs
+    (again,) = overrides.plan(["trainer.max_epochs=9"], saved_config=trial).configs
     assert (again.search, again.trainer.max_epochs) == (trial.search, 9)
 
 

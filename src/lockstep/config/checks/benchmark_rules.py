@@ -7,10 +7,10 @@ from lockstep.config.schema.configuration import Config
 
 
 def errors(config: Config) -> Iterator[Error]:
-    if (nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
+    if (num_nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
         yield Error(
             "conflict",
-            f"trainer.num_nodes={nodes}",
+            f"trainer.num_nodes={num_nodes}",
             "is for the job of a benchmark",
             "add cluster=slurm, or remove it",
         )

@@ -55,11 +55,14 @@ def errors(config: Config) -> Iterator[Error]:
         if kind in STATEFUL:
             state = (
                 kind,
-                *(str(arguments.get(name, default)) for name, default in STATE_KEYS.items()),
+                *(
+                    str(arguments.get(argument, default))
+                    for argument, default in STATE_KEYS.items()
+                ),
             )
-            if (other := states.setdefault(state, key)) != key:
-                problem = f"is a second {kind} that Lightning cannot distinguish from {other}"
-                yield Error("conflict", key, problem, f"change {other} instead")
+            if (first_key := states.setdefault(state, key)) != key:
+                problem = f"is a second {kind} that Lightning cannot distinguish from {first_key}"
+                yield Error("conflict", key, problem, f"change {first_key} instead")
                 continue
         yield from _monitor_rules(config, key, callback)
         if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(
@@ -80,34 +83,36 @@ def errors(config: Config) -> Iterator[Error]:
 
 def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
-    known, trainer = metric_names.names(config), config.trainer
-    if monitor is not None and monitor not in known and not _may_log(config):
+    metrics, trainer = metric_names.names(config), config.trainer
+    if monitor is not None and monitor not in metrics and not _may_log(config):
         yield Error(
             "unknown",
             f"{key}.monitor={monitor}",
             "is not measured",
-            f"choose from {', '.join(known)}",
+            f"choose from {', '.join(metrics)}",
         )
         return
-    better = metric_names.direction(monitor, metric_names.targets(config))
-    if mode == metric_names.AUTO and better is None:
+    direction = metric_names.direction(monitor, metric_names.targets(config))
+    if mode == metric_names.AUTO and direction is None:
         yield Error(
             "missing",
             f"{key}.mode=auto",
             f": the direction of {monitor} is not known",
             f"set {key}.mode=min or max",
         )
-    elif better and mode not in (None, better):
+    elif direction and mode not in (None, direction):
         yield Error(
             "conflict",
             f"{key}.mode={mode}",
             f"selects the worst {monitor} as the best",
-            f"set {key}.mode={better}",
+            f"set {key}.mode={direction}",
         )
-    every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-    if str(monitor).startswith("val/") and every > epochs:
+    every_n_epochs, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if str(monitor).startswith("val/") and every_n_epochs > epochs:
         problem = f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}"
-        yield Error("range", f"trainer.check_val_every_n_epoch={every}", problem, "lower it")
+        yield Error(
+            "range", f"trainer.check_val_every_n_epoch={every_n_epochs}", problem, "lower it"
+        )
 
 
 def unfit_callback(key: str, target: str, kind: str) -> Error:
@@ -122,6 +127,8 @@ def unfit_callback(key: str, target: str, kind: str) -> Error:
 
 def _may_log(config: Config) -> bool:
     """Return whether a custom task, module or callback may log metrics not known in advance."""
-    own = [section.target for section in config.callbacks.values() if section is not None]
-    targets = (config.task.target, config.module.target, *own)
+    callback_targets = [
+        section.target for section in config.callbacks.values() if section is not None
+    ]
+    targets = (config.task.target, config.module.target, *callback_targets)
     return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)

@@ -18,7 +18,7 @@ def errors(data: Data) -> Iterator[Error]:
             "remove it",
         )
     if root is not None and data.is_remote and is_ours(data.target):
-        yield from (Error("value", "", text) for text in copying.url_errors(root))
+        yield from (Error("value", "", problem) for problem in copying.url_errors(root))
         if data.target not in OF_FILES:
             fix = "use data=image_folder or data=list, or give a folder"
             yield Error("unsupported", f"data.root={root}", "is a URL", fix)

@@ -20,7 +20,9 @@ def errors(config: Config) -> Iterator[Error]:
         "module": config.has_custom_module,
         "parameters": ",".join(config.parameters or ()),
         "callbacks": ",".join(
-            key for key, each in config.callbacks.items() if each and "Averag" in each.target
+            key
+            for key, callback in config.callbacks.items()
+            if callback and "Averag" in callback.target
         ),
         "trainer.accumulate_grad_batches": trainer.accumulate_grad_batches > 1
         and trainer.accumulate_grad_batches,
@@ -28,12 +30,12 @@ def errors(config: Config) -> Iterator[Error]:
         "trainer.graph": trainer.graph is True,
         "trainer.virtual_shards": trainer.virtual_shards,
     }
-    each_epoch, no_newton = (
+    epoch_hint, newton_problem = (
         "remove it, or use model.head_only=each_epoch",
         "does not work with optimizer=newton",
     )
-    other = {"scheduler._target_": schedule != "lockstep.models.constant" and schedule}
-    whole = {"optimizer": head_only is not True and "newton"}
+    schedule_setting = {"scheduler._target_": schedule != "lockstep.models.constant" and schedule}
+    optimizer_setting = {"optimizer": head_only is not True and "newton"}
     for is_used, settings, problem, hint in (
         (
             head_only,
@@ -45,11 +47,16 @@ def errors(config: Config) -> Iterator[Error]:
             head_only is True,
             images,
             "needs images, and model.head_only=true serves features",
-            each_epoch,
+            epoch_hint,
         ),
-        (is_newton, whole, "solves the last layer of a frozen network", "set model.head_only=true"),
-        (is_newton, other, no_newton, "use scheduler=constant"),
-        (is_newton, steps, no_newton, "remove it"),
+        (
+            is_newton,
+            optimizer_setting,
+            "solves the last layer of a frozen network",
+            "set model.head_only=true",
+        ),
+        (is_newton, schedule_setting, newton_problem, "use scheduler=constant"),
+        (is_newton, steps, newton_problem, "remove it"),
     ):
         for name, value in settings.items():
             if is_used and value:

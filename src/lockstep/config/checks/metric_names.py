@@ -49,12 +49,12 @@ def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
         for name, section in (sections.items() if isinstance(sections, dict) else ())
         if isinstance(section, dict)
     }
-    found = dict(callback)
-    if found.get("monitor") == AUTO:
-        found["monitor"] = _first(metrics)
-    if found.get("mode") == AUTO:
-        found["mode"] = direction(found.get("monitor"), metrics) or AUTO
-    return found
+    settings = dict(callback)
+    if settings.get("monitor") == AUTO:
+        settings["monitor"] = _first(metrics)
+    if settings.get("mode") == AUTO:
+        settings["mode"] = direction(settings.get("monitor"), metrics) or AUTO
+    return settings
 
 
 def targets(config: Config) -> dict[str, str]:
@@ -86,13 +86,16 @@ def names(config: Config) -> tuple[str, ...]:
     """
     if config.has_custom_module:
         return ("val/loss",)
-    trained, validated = ("loss", *SCORED.get(config.task.target, ())), ("loss", *targets(config))
-    return (*(f"train/{name}" for name in trained), *(f"val/{name}" for name in validated))
+    train_metrics, val_metrics = (
+        ("loss", *SCORED.get(config.task.target, ())),
+        ("loss", *targets(config)),
+    )
+    return (*(f"train/{name}" for name in train_metrics), *(f"val/{name}" for name in val_metrics))
 
 
-def direction(name: Any, metrics: Mapping[str, str]) -> str | None:
-    """Return "max" or "min" for the metric called `name`, or None if its direction is not known."""
-    kind = str(name).partition("/")[2]
+def direction(metric: Any, metrics: Mapping[str, str]) -> str | None:
+    """Return "max" or "min" for a metric, or None if its direction is not known."""
+    kind = str(metric).partition("/")[2]
     if kind == "loss":
         return "min"
     if kind == "accuracy" and kind not in metrics:

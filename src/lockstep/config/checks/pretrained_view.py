@@ -16,11 +16,11 @@ def pretrained_view(config: Config) -> dict[str, Any]:
 
 
 @cache
-def _view_of(target: str, name: str) -> dict[str, Any]:
-    return processes.call(_view, target, name)
+def _view_of(target: str, network: str) -> dict[str, Any]:
+    return processes.call(_view, target, network)
 
 
-def _view(target: str, name: str) -> dict[str, Any]:
+def _view(target: str, network: str) -> dict[str, Any]:
     """Return the preprocessing that the library defines.
 
     The result is empty for a name that the library does not have, which the second round reports.
@@ -28,6 +28,6 @@ def _view(target: str, name: str) -> dict[str, Any]:
     from lockstep.models import libraries
 
     try:
-        return libraries.pretrained_view(target, name)
+        return libraries.pretrained_view(target, network)
     except (RuntimeError, ValueError):
         return {}

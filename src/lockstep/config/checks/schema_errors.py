@@ -17,15 +17,17 @@ from lockstep.system.types import MAX_INTEGER
 
 
 def schema_errors(
-    tree: dict[str, Any], found: ValidationError, groups: Groups
+    tree: dict[str, Any], validation_error: ValidationError, groups: Groups
 ) -> Iterator[tuple[str, Error]]:
     """Yield (key, error) of everything that pydantic found.
 
     A key may be repeated, once for each member of a union.
     """
     # "Too large" for one member of a union comes before "of another type" for the other members.
-    for item in sorted(found.errors(include_url=False), key=lambda item: not _is_too_large(item)):
-        path = [str(part) for part in item["loc"]]
+    for item in sorted(
+        validation_error.errors(include_url=False), key=lambda item: not _is_too_large(item)
+    ):
+        path = [str(entry) for entry in item["loc"]]
         # The path of an error may end with the member of a union of types, which is dropped.
         path = path[
             : _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1
@@ -38,8 +40,8 @@ def schema_errors(
         else:
             value = at(tree, path)
             as_text = item["type"] == "string_type" and isinstance(value, int | float)
-            expected = "" if _is_too_large(item) else _expectation(tree, path)
-            error = mismatch(key, redact(value, key), expected, as_text=as_text)
+            expectation = "" if _is_too_large(item) else _expectation(tree, path)
+            error = mismatch(key, redact(value, key), expectation, as_text=as_text)
             yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
 
 
@@ -81,8 +83,11 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> E
         )
     if path[-1] == "_target_" and path[0] in NAMED:
         line = hint(path[1])
-        meant = [] if line else meant_key(tree, path[:2], groups)
+        candidates = [] if line else meant_key(tree, path[:2], groups)
         return Error(
-            "missing", f"{path[0]}.{path[1]}", "has no _target_", question(meant, line or "add one")
+            "missing",
+            f"{path[0]}.{path[1]}",
+            "has no _target_",
+            question(candidates, line or "add one"),
         )
     return Error("missing", key, "is missing", f"add +{key}=... ({_expectation(tree, path)})")

@@ -50,8 +50,8 @@ class Signature:
 class Missing(LookupError):
     """The package, module or `name` does not exist; `known` are the existing names."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str] = ()) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(message)
         self.name, self.known = name, tuple(known)
 
 
@@ -68,24 +68,26 @@ def load(target: str) -> Any:
 
     Raises Missing, and any error of its module during the import.
     """
-    package, *names = target.split(".")
+    package, *attributes = target.split(".")
     if not is_there(package):
         raise Missing(f"package {package!r} was not found", package)
-    found: Any = importlib.import_module(package)
-    for name in names:
-        path = f"{package}.{name}"
+    value: Any = importlib.import_module(package)
+    for attribute in attributes:
+        path = f"{package}.{attribute}"
         if (
-            not hasattr(found, name)
-            and hasattr(found, "__path__")
+            not hasattr(value, attribute)
+            and hasattr(value, "__path__")
             and importlib.util.find_spec(path) is not None
         ):
             importlib.import_module(path)
-        if not hasattr(found, name):
+        if not hasattr(value, attribute):
             raise Missing(
-                f"{package!r} has no {name!r}", name, [*dir(found), *getattr(found, "__all__", ())]
+                f"{package!r} has no {attribute!r}",
+                attribute,
+                [*dir(value), *getattr(value, "__all__", ())],
             )
-        found, package = getattr(found, name), path
-    return found
+        value, package = getattr(value, attribute), path
+    return value
 
 
 def find(target: str) -> Signature | None:
@@ -93,32 +95,34 @@ def find(target: str) -> Signature | None:
 
     Raises what `load` raises, and Missing for an object that is not callable.
     """
-    called = load(target)
-    if not callable(called):
-        raise Missing(f"{target!r} is a {type(called).__name__}, not something to call", target)
+    callee = load(target)
+    if not callable(callee):
+        raise Missing(f"{target!r} is a {type(callee).__name__}, not something to call", target)
     try:
-        parameters = inspect.signature(called).parameters.values()
+        parameters = inspect.signature(callee).parameters.values()
     except ValueError:
         return None
     try:
         types = get_type_hints(
-            called.__init__ if inspect.isclass(called) else called, include_extras=True
+            callee.__init__ if inspect.isclass(callee) else callee, include_extras=True
         )
     except (AttributeError, NameError, TypeError):
         # Some names exist only for type checkers.
         types = {}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    keywords = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return Signature(
-        names=tuple(p.name for p in named),
-        required=tuple(p.name for p in named if p.default is p.empty),
+        names=tuple(p.name for p in keywords),
+        required=tuple(p.name for p in keywords if p.default is p.empty),
         takes_any=any(p.kind == p.VAR_KEYWORD for p in parameters),
-        types={p.name: _allow_default(types[p.name], p.default) for p in named if p.name in types},
+        types={
+            p.name: _allow_default(types[p.name], p.default) for p in keywords if p.name in types
+        },
     )
 
 
-def has_parameter(target: str, name: str) -> bool:
+def has_parameter(target: str, parameter: str) -> bool:
     signature = find(target)
-    return signature is not None and name in signature.names
+    return signature is not None and parameter in signature.names
 
 
 def _allow_default(annotation: Any, default: Any) -> Any:
@@ -151,13 +155,13 @@ def fits(annotation: Any, value: Any) -> bool:
 
 def errors(trees: Sequence[dict[str, Any]]) -> list[Error]:
     """Return the errors of all targets of some configurations, one for each key."""
-    found: list[Error] = []
+    all_errors: list[Error] = []
     for tree in trees:
-        of_tree: dict[str, Error] = {}
+        tree_errors: dict[str, Error] = {}
         for key, error in (*_target_errors(tree), *_network_errors(tree)):
-            of_tree.setdefault(key, error)
-        found += of_tree.values()
-    return found
+            tree_errors.setdefault(key, error)
+        all_errors += tree_errors.values()
+    return all_errors
 
 
 def _target_errors(tree: dict[str, Any]) -> Errors:
@@ -177,13 +181,18 @@ def _parameter_errors(
     Such a parameter is unknown, of another type, missing, or set by the training.
     """
     key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
-    name, supplied = target.rpartition(".")[2], _training_parameters(path, target, signature)
-    ours: list[str] = []
+    target_name, training_parameters = (
+        target.rpartition(".")[2],
+        _training_parameters(path, target, signature),
+    )
+    field_names: list[str] = []
     if section_type is not None and issubclass(section_type, Target):
-        ours = [k for k in fields(section_type) if k not in section_type.passed]
-    names = list(dict.fromkeys([*(k for k in signature.names if k not in supplied), *ours]))
-    for k in (k for k in value if not k.startswith("_") and k not in ours):
-        if k in supplied:
+        field_names = [k for k in fields(section_type) if k not in section_type.passed]
+    parameter_names = list(
+        dict.fromkeys([*(k for k in signature.names if k not in training_parameters), *field_names])
+    )
+    for k in (k for k in value if not k.startswith("_") and k not in field_names):
+        if k in training_parameters:
             yield (
                 f"{key}.{k}",
                 Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it"),
@@ -191,32 +200,43 @@ def _parameter_errors(
         elif k not in signature.names and not signature.takes_any:
             from lockstep.config.schema.legal_keys import unknown_key
 
-            yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=names)
+            yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=parameter_names)
         elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
             is_number = isinstance(value[k], int | float)
             as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
             is_too_large = is_number and value[k] > MAX_INTEGER and fits(annotation, MAX_INTEGER)
             from lockstep.config.schema.type_names import kind
 
-            expected = "" if is_too_large else f"{kind(annotation)}, as {name} has it"
-            yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expected, as_text=as_text)
+            expectation = "" if is_too_large else f"{kind(annotation)}, as {target_name} has it"
+            yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expectation, as_text=as_text)
     # The training calls these partial targets, so they need all parameters that it does not supply.
     is_completed = path[0] in BY_POSITION and len(path) == 1
-    given = (*value, *supplied, *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()))
+    present_keys = (
+        *value,
+        *training_parameters,
+        *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()),
+    )
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
-        for k in (k for k in signature.required if k not in given):
+        for k in (k for k in signature.required if k not in present_keys):
             yield (
                 f"{key}.{k}",
                 Error(
-                    "missing", f"{key}.{k}", "is missing", f"{name} needs it, add +{key}.{k}=..."
+                    "missing",
+                    f"{key}.{k}",
+                    "is missing",
+                    f"{target_name} needs it, add +{key}.{k}=...",
                 ),
             )
-    refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
-    if refused:
-        problem = f"does not take {' and '.join(refused)} from the training"
+    unknown_parameters = [
+        k for k in training_parameters if k not in signature.names and not signature.takes_any
+    ]
+    if unknown_parameters:
+        problem = f"does not take {' and '.join(unknown_parameters)} from the training"
         yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
-    if TOTAL_STEPS in supplied and value.get("_interval_") == "epoch":
-        problem = f"is for schedules by epoch, and {name} counts optimizer steps, {TOTAL_STEPS}"
+    if TOTAL_STEPS in training_parameters and value.get("_interval_") == "epoch":
+        problem = (
+            f"is for schedules by epoch, and {target_name} counts optimizer steps, {TOTAL_STEPS}"
+        )
         yield (
             f"{key}._interval_",
             Error("conflict", f"{key}._interval_=epoch", problem, "remove it"),
@@ -231,24 +251,27 @@ def _find_signature(key: str, target: str) -> Errors:
     try:
         return find(target)
     except Missing as error:
-        meant = [
-            ".".join(like if part == error.name else part for part in target.split("."))
-            for like in near_names(error.name, error.known)
+        candidates = [
+            ".".join(
+                similar_name if component == error.name else component
+                for component in target.split(".")
+            )
+            for similar_name in near_names(error.name, error.known)
         ]
         hint = "correct the name, or install the package"
         # Each worker has another `__main__`.
         if target.startswith("__main__."):
-            meant, hint = (
+            candidates, hint = (
                 [],
                 f"put it into a file next to the notebook, net.py, and write net{target[8:]}",
             )
-        yield key, Error("unknown", f"{key}={target}", f": {error}", question(meant, hint))
+        yield key, Error("unknown", f"{key}={target}", f": {error}", question(candidates, hint))
     except Exception as error:
         # Importing a module may raise any error.
         from lockstep.system.tracebacks import located
 
-        text = located(f"{type(error).__name__}: {one_line(error)}", error)
-        yield key, Error("failed", f"{key}={target}", "cannot be imported", text)
+        message = located(f"{type(error).__name__}: {one_line(error)}", error)
+        yield key, Error("failed", f"{key}={target}", "cannot be imported", message)
     return None
 
 
@@ -257,7 +280,11 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
     if path[0] == "module":
-        return tuple(name for name in signature.names if target == CLASSIFIER or name in OF_MODULES)
+        return tuple(
+            parameter
+            for parameter in signature.names
+            if target == CLASSIFIER or parameter in OF_MODULES
+        )
     if path[0] == "data":
         return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
@@ -271,18 +298,18 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
     import torch
 
     target = section["_target_"]
-    called = load(target)
+    callee = load(target)
     values = {name: value for name, value in section.items() if not name.startswith("_")}
     try:
         if target.startswith("torch.optim."):
-            called([torch.zeros(1, 1, requires_grad=True)], **values)
+            callee([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
         yield (
             "optimizer._target_",
             Error("failed", f"optimizer._target_={target}", f": {one_line(error)}"),
         )
     try:
-        step = inspect.signature(called.step).parameters.values()
+        step = inspect.signature(callee.step).parameters.values()
     except (AttributeError, ValueError):  # The target is a function that returns an optimizer.
         return
     if any(
@@ -302,18 +329,22 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
 
 
 def _network_errors(tree: dict[str, Any]) -> Errors:
-    library, name = LIBRARIES.get(at(tree, ["model", "_target_"])), at(tree, ["model", "name"])
+    library, network_name = (
+        LIBRARIES.get(at(tree, ["model", "_target_"])),
+        at(tree, ["model", "name"]),
+    )
     if library is not None:
-        names: Sequence[str] = importlib.import_module(library).list_models()
-        if name.partition(".")[0] not in names:
+        network_names: Sequence[str] = importlib.import_module(library).list_models()
+        if network_name.partition(".")[0] not in network_names:
             fix = question(
-                near_names(name, names, 3), f"see its documentation for all {len(names)} names"
+                near_names(network_name, network_names, 3),
+                f"see its documentation for all {len(network_names)} names",
             )
             yield (
                 "model.name",
                 Error(
                     "unknown",
-                    f"model.name={name}",
+                    f"model.name={network_name}",
                     f"is not a network of {library.partition('.')[0]}",
                     fix,
                 ),

@@ -66,25 +66,32 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
 
     The machine from which the job is submitted does not matter.
     """
-    devices, gpus, name = config.trainer.devices, config.cluster.gpus_per_node, config.strategy.name
+    devices, gpus_per_node, strategy = (
+        config.trainer.devices,
+        config.cluster.gpus_per_node,
+        config.strategy.name,
+    )
     if isinstance(devices, list):
-        typed, problem = f"trainer.devices={literal(devices)}", "names GPUs, but SLURM chooses them"
-        return max(1, len(devices)), [Error("value", typed, problem, f"give {len(devices)}")]
-    if name == "cpu" and gpus:
+        setting, problem = (
+            f"trainer.devices={literal(devices)}",
+            "names GPUs, but SLURM chooses them",
+        )
+        return max(1, len(devices)), [Error("value", setting, problem, f"give {len(devices)}")]
+    if strategy == "cpu" and gpus_per_node:
         return 1, [
             Error(
                 "conflict",
-                f"cluster.gpus_per_node={gpus}",
+                f"cluster.gpus_per_node={gpus_per_node}",
                 ", but strategy=cpu uses no GPUs",
                 "remove one of them",
             )
         ]
     if devices == "auto":
-        if name == "single_device" or name == "cpu":
+        if strategy == "single_device" or strategy == "cpu":
             return 1, []
-        if gpus:
-            return gpus, []
-        hint = "strategy=cpu" if gpus == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
+        if gpus_per_node:
+            return gpus_per_node, []
+        hint = "strategy=cpu" if gpus_per_node == 0 else "cluster.gpus_per_node=N, or strategy=cpu"
         return 1, [
             Error(
                 "missing",
@@ -93,8 +100,8 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
                 f"use trainer.devices=N, {hint}",
             )
         ]
-    if gpus and devices > gpus:
-        problem = f"is above cluster.gpus_per_node={gpus}"
+    if gpus_per_node and devices > gpus_per_node:
+        problem = f"is above cluster.gpus_per_node={gpus_per_node}"
         return devices, [
             Error("range", f"trainer.devices={devices}", problem, "a worker needs a GPU")
         ]
@@ -118,16 +125,23 @@ def errors(config: Config) -> Iterator[Error]:
 
 
 def _submit_errors(config: Config) -> Iterator[Error]:
-    name, world = config.cluster.name, launcher.outer_world(os.environ)
+    cluster_name, world = config.cluster.name, launcher.outer_world(os.environ)
     if world is not None and world.world_size > 1:
         problem = f"is submitted by one process, but {world.launcher} started {world.world_size}"
-        yield Error("conflict", f"cluster={name}", problem, "start one")
-    tools = ("bash",) if name == "local" else ("sbatch", "srun", "scontrol")
+        yield Error("conflict", f"cluster={cluster_name}", problem, "start one")
+    tools = ("bash",) if cluster_name == "local" else ("sbatch", "srun", "scontrol")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        hint = "install it" if name == "local" else "submit from a login node, or use cluster=local"
+        hint = (
+            "install it"
+            if cluster_name == "local"
+            else "submit from a login node, or use cluster=local"
+        )
         yield Error(
-            "not-installed", f"cluster={name}", f", but this machine has no {missing[0]}", hint
+            "not-installed",
+            f"cluster={cluster_name}",
+            f", but this machine has no {missing[0]}",
+            hint,
         )
 
 
@@ -176,7 +190,7 @@ def _slurm_errors(config: Config) -> Iterator[Error]:
             "the run would be stopped as soon as it starts",
         )
     for line in cluster.sbatch:
-        name = line.partition("=")[0].removeprefix("--")
+        option = line.partition("=")[0].removeprefix("--")
         if not OPTION.fullmatch(line):
             yield Error(
                 "value",
@@ -184,12 +198,12 @@ def _slurm_errors(config: Config) -> Iterator[Error]:
                 f"has {line!r}",
                 "write --option or --option=value, see `sbatch --help`",
             )
-        elif name in KEYS:
+        elif option in KEYS:
             yield Error(
                 "conflict",
                 "cluster.sbatch",
                 f"has {line}",
-                f"set by {KEYS[name] or 'Lockstep'}, remove it",
+                f"set by {KEYS[option] or 'Lockstep'}, remove it",
             )
 
 

@@ -101,12 +101,12 @@ def _feature_rules(config: Config) -> Iterator[Error]:
 
 
 def _batch_rules(config: Config) -> Iterator[Error]:
-    parts, size = config.trainer.accumulate_grad_batches, config.global_batch_size
-    if size % parts:
+    num_micro_batches, size = config.trainer.accumulate_grad_batches, config.global_batch_size
+    if size % num_micro_batches:
         fix = "a batch is split into so many equal parts"
         yield Error(
             "range",
-            f"trainer.accumulate_grad_batches={parts}",
+            f"trainer.accumulate_grad_batches={num_micro_batches}",
             f"does not divide global_batch_size={size}",
             fix,
         )
@@ -148,24 +148,24 @@ def _task_rules(config: Config) -> Iterator[Error]:
             "is not for task=regression",
             "set data.targets=numbers",
         )
-    for name in task.metrics:
-        if name in ("loss", "count") or "/" in name:
+    for metric in task.metrics:
+        if metric in ("loss", "count") or "/" in metric:
             yield Error(
                 "conflict",
-                f"task.metrics.{name}",
+                f"task.metrics.{metric}",
                 "cannot have this name",
                 "loss is always measured, choose another",
             )
 
 
 def _package_rules(config: Config) -> Iterator[Error]:
-    needed = [("timm", f"model._target_={config.model.target}")] * (
+    requirements = [("timm", f"model._target_={config.model.target}")] * (
         config.model.target == "lockstep.models.timm"
     )
     for name, logger in config.logger.items():
         if logger is not None and logger.target in SERVICES:
-            needed.append((SERVICES[logger.target][0], f"logger.{name}"))
-    for package, key in needed:
+            requirements.append((SERVICES[logger.target][0], f"logger.{name}"))
+    for package, key in requirements:
         if not signatures.is_there(package):
             yield Error(
                 "not-installed",
@@ -201,8 +201,8 @@ def _data_rules(config: Config) -> Iterator[Error]:
         yield Error("conflict", "data.memory=device", problem, "use data.memory=auto")
     is_dataset = config.data.target == "lockstep.data.dataset"
     if is_dataset and (mean is None) != (std is None):
-        both = f"data.mean={literal(mean)} and data.std={literal(std)}"
-        yield Error("conflict", both, "belong together", "give both, or neither")
+        settings = f"data.mean={literal(mean)} and data.std={literal(std)}"
+        yield Error("conflict", settings, "belong together", "give both, or neither")
     if is_dataset and config.augment.has_crops:
         hint = "set it to null, and use v2.RandomResizedCrop there"
         yield Error(
@@ -210,15 +210,15 @@ def _data_rules(config: Config) -> Iterator[Error]:
         )
     num_ops = config.augment.rand_augment.num_ops
     if config.augment.trivial and num_ops:
-        both = f"augment.trivial=true and augment.rand_augment.num_ops={num_ops}"
-        yield Error("conflict", both, "are the same operations", "use one")
+        settings = f"augment.trivial=true and augment.rand_augment.num_ops={num_ops}"
+        yield Error("conflict", settings, "are the same operations", "use one")
 
 
 def _class_rules(config: Config) -> Iterator[Error]:
     data, task = config.data, config.task
     if data.balance and task.arguments().get("class_weights") == metric_names.BALANCED:
-        both = f"data.balance={data.balance:g} and task.class_weights=balanced"
-        yield Error("conflict", both, "both make up for unequal classes", "use one of them")
+        settings = f"data.balance={data.balance:g} and task.class_weights=balanced"
+        yield Error("conflict", settings, "both make up for unequal classes", "use one of them")
     if data.fold >= (data.folds or 1):
         hint = f"number them from 0 to {data.folds - 1}" if data.folds else "set data.folds=5"
         yield Error(

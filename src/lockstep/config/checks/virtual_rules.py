@@ -33,11 +33,11 @@ def errors(config: Config) -> Iterator[Error]:
         ("trainer.graph", trainer.graph is True, False),
         ("module", config.has_custom_module, False),
     )
-    for name, value, default in settings:
+    for setting, value, default in settings:
         if value != default:
             yield Error(
                 "conflict",
-                f"{name}={literal(value)}",
+                f"{setting}={literal(value)}",
                 f"does not work with {key}",
                 "remove one of them",
             )

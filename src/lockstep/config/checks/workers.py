@@ -66,13 +66,13 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
 
     With trainer.devices=auto, all processes of a launcher are workers, on any number of nodes.
     """
-    devices, name, num_nodes = (
+    devices, strategy, num_nodes = (
         config.trainer.devices,
         config.strategy.name,
         config.trainer.num_nodes,
     )
     # Counting the GPUs may import torch.
-    num_gpus = 0 if name == "cpu" else hardware.num_visible_gpus()
+    num_gpus = 0 if strategy == "cpu" else hardware.num_visible_gpus()
     if isinstance(devices, list):
         errors = _list_errors(config, devices, num_gpus, world)
         return Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices)), errors
@@ -80,18 +80,21 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
         world_size, num_local = world.world_size, world.num_local
     else:
         num_local = (
-            devices if devices != "auto" else 1 if name == "single_device" else max(1, num_gpus)
+            devices if devices != "auto" else 1 if strategy == "single_device" else max(1, num_gpus)
         )
         world_size = num_local * num_nodes
     workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
     if not num_gpus or max(workers.gpus, default=0) < num_gpus:
         return workers, []
     if devices == "auto" and world is not None:
-        own = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
+        advice = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
         problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
         return workers, [
             Error(
-                "machine", world.launcher, problem, f"start {num_gpus}, {own}or choose strategy=cpu"
+                "machine",
+                world.launcher,
+                problem,
+                f"start {num_gpus}, {advice}or choose strategy=cpu",
             )
         ]
     hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
@@ -108,30 +111,33 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
 def _list_errors(
     config: Config, devices: list[int], num_gpus: int, world: launcher.World | None
 ) -> list[Error]:
-    typed, count = f"trainer.devices={literal(devices)}", len(devices)
+    setting, count = f"trainer.devices={literal(devices)}", len(devices)
     if config.strategy.name == "cpu":
         return [
             Error(
                 "conflict",
-                typed,
+                setting,
                 "names GPUs, but strategy=cpu uses none",
                 "give a number of processes",
             )
         ]
     if not devices or len(set(devices)) != count:
-        return [Error("value", typed, "must list each GPU once, and at least one")]
+        return [Error("value", setting, "must list each GPU once, and at least one")]
     if _each_has_own(world, num_gpus, count):
         hint = f"use trainer.devices={count}"
         return [
             Error(
-                "conflict", typed, "names GPUs, but srun gives each task its own, numbered 0", hint
+                "conflict",
+                setting,
+                "names GPUs, but srun gives each task its own, numbered 0",
+                hint,
             )
         ]
     if max(devices) >= num_gpus:
         hint = (
             f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
         )
-        return [Error("machine", typed, f", but this machine has {_gpus(num_gpus)}", hint)]
+        return [Error("machine", setting, f", but this machine has {_gpus(num_gpus)}", hint)]
     return []
 
 
@@ -181,15 +187,15 @@ def _device_errors(config: Config, workers: Workers) -> list[Error]:
             "auto or gloo",
         ),
         *(
-            (config.trainer.precision == name, f"trainer.precision={name}", "float32")
-            for name in ONLY_ON_GPUS
+            (config.trainer.precision == precision, f"trainer.precision={precision}", "float32")
+            for precision in ONLY_ON_GPUS
         ),
         (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
     problem = "needs GPUs, and this run uses none"
     return [
-        Error("conflict", typed, problem, f"use {hint}")
-        for is_set, typed, hint in settings
+        Error("conflict", setting, problem, f"use {hint}")
+        for is_set, setting, hint in settings
         if is_set
     ]
 
@@ -208,8 +214,8 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     )
     hint = "remove one of them, or use trainer.graph=auto"
     return [
-        Error("conflict", "trainer.graph=true", f"does not work with {other}", hint)
-        for is_set, other in settings
+        Error("conflict", "trainer.graph=true", f"does not work with {setting}", hint)
+        for is_set, setting in settings
         if is_set
     ]
 
@@ -232,18 +238,20 @@ def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
 
 
 def _number_errors(config: Config, workers: Workers) -> list[Error]:
-    limit, memory, cores = (
+    limit, memory_bytes, num_cores = (
         config.trainer.process_limit,
         hardware.memory_bytes(),
         hardware.num_cores(),
     )
-    by_memory, by_cores = max(1, memory // WORKER_BYTES), PROCESSES_PER_CORE * cores
-    per_core = f"{PROCESSES_PER_CORE} per core on {plural(cores, 'core')}"
-    per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory / 2**30:.1f} GiB of memory"
-    most = limit if limit != "auto" else min(by_memory, by_cores)
-    if workers.gpus or workers.num_local <= most:
+    by_memory, by_cores = max(1, memory_bytes // WORKER_BYTES), PROCESSES_PER_CORE * num_cores
+    per_core = f"{PROCESSES_PER_CORE} per core on {plural(num_cores, 'core')}"
+    per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory_bytes / 2**30:.1f} GiB of memory"
+    max_workers = limit if limit != "auto" else min(by_memory, by_cores)
+    if workers.gpus or workers.num_local <= max_workers:
         return []
-    reason = f"the limit of {most} workers, {per_worker if by_memory < by_cores else per_core}"
+    reason = (
+        f"the limit of {max_workers} workers, {per_worker if by_memory < by_cores else per_core}"
+    )
     problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
     return [
         Error(
@@ -259,31 +267,40 @@ def _weight_errors(config: Config, workers: Workers) -> list[Error]:
     worker_weights, count = config.trainer.worker_weights, workers.world_size
     if worker_weights is None:
         return []
-    typed = f"trainer.worker_weights={literal(worker_weights)}"
+    setting = f"trainer.worker_weights={literal(worker_weights)}"
     if len(worker_weights) != count:
         entries = plural(len(worker_weights), "entry", "entries")
         return [
             Error(
                 "range",
-                typed,
+                setting,
                 f"has {entries} for {plural(count, 'worker')}",
                 "give one weight for each worker",
             )
         ]
     if sum(worker_weights) == 0:
-        return [Error("value", typed, "has no weight above 0", "give one to at least one worker")]
+        return [Error("value", setting, "has no weight above 0", "give one to at least one worker")]
     return []
 
 
 def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]:
     """Compare the workers with the processes that a launcher started, on all nodes and here."""
-    n, nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
-    start = f"torchrun {f'--nnodes={nodes} ' if nodes > 1 else ''}--nproc-per-node={num_local}"
+    num_workers, num_nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
+    start = (
+        f"torchrun {f'--nnodes={num_nodes} ' if num_nodes > 1 else ''}--nproc-per-node={num_local}"
+    )
     if world is None:
         fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
         return (
-            [Error("missing", f"trainer.num_nodes={nodes}", "needs a launcher on every node", fix)]
-            if nodes > 1
+            [
+                Error(
+                    "missing",
+                    f"trainer.num_nodes={num_nodes}",
+                    "needs a launcher on every node",
+                    fix,
+                )
+            ]
+            if num_nodes > 1
             else []
         )
     if not world.num_local:
@@ -295,23 +312,30 @@ def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]
                 "give the number of processes here, or use torchrun",
             )
         ]
-    what = f"trainer.devices={num_local}" + (f" on trainer.num_nodes={nodes}" if nodes > 1 else "")
+    setting = f"trainer.devices={num_local}" + (
+        f" on trainer.num_nodes={num_nodes}" if num_nodes > 1 else ""
+    )
     if world.launcher == "srun":
-        start = f"srun --nodes={nodes} --ntasks-per-node={num_local}"
-    if world.world_size != n:
-        started = f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
-        return [
-            Error(
-                "conflict", what, f"requires {plural(n, 'worker')}, {started}", f"use {start} ..."
-            )
-        ]
-    if world.num_local != num_local:
-        here = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
+        start = f"srun --nodes={num_nodes} --ntasks-per-node={num_local}"
+    if world.world_size != num_workers:
+        world_text = (
+            f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
+        )
         return [
             Error(
                 "conflict",
-                what,
-                f"is for each node, but {here}",
+                setting,
+                f"requires {plural(num_workers, 'worker')}, {world_text}",
+                f"use {start} ...",
+            )
+        ]
+    if world.num_local != num_local:
+        node_text = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
+        return [
+            Error(
+                "conflict",
+                setting,
+                f"is for each node, but {node_text}",
                 f"use trainer.devices=auto, or {start} ...",
             )
         ]

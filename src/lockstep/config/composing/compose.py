@@ -74,9 +74,9 @@ def compose_config(
 
     `with_hydra` keeps the section `hydra`.
     """
-    texts = [text for text in overrides if parse_override(text).key_or_group != SEARCH_PATH]
-    with start_hydra(source, _typed_folders(overrides)) as name:
-        cfg = compose(name, texts, return_hydra_config=with_hydra)
+    lines = [line for line in overrides if parse_override(line).key_or_group != SEARCH_PATH]
+    with start_hydra(source, _typed_folders(overrides)) as config_name:
+        cfg = compose(config_name, lines, return_hydra_config=with_hydra)
     if with_hydra:
         cfg.hydra.job.config_name = source.name
     return cfg
@@ -85,9 +85,9 @@ def compose_config(
 def _typed_folders(overrides: Iterable[str]) -> list[str]:
     """Return the folders with more options that overrides of `SEARCH_PATH` name."""
     values = [
-        parse_override(text).value()
-        for text in overrides
-        if parse_override(text).key_or_group == SEARCH_PATH
+        parse_override(line).value()
+        for line in overrides
+        if parse_override(line).key_or_group == SEARCH_PATH
     ]
     return [str(folder) for value in values if isinstance(value, list) for folder in value]
 
@@ -97,9 +97,9 @@ def is_group(key: str, overrides: Iterable[str], source: Source) -> bool:
 
     Overrides may extend the search path.
     """
-    with start_hydra(source, _typed_folders(overrides)) as name:
+    with start_hydra(source, _typed_folders(overrides)) as config_name:
         loader = GlobalHydra.instance().config_loader()
-        return bool(loader.get_group_options(key, config_name=name))
+        return bool(loader.get_group_options(key, config_name=config_name))
 
 
 def apply_value(cfg: DictConfig, override: Override) -> None:
@@ -108,22 +108,22 @@ def apply_value(cfg: DictConfig, override: Override) -> None:
     Raises HydraException, OmegaConfBaseException or ValueError, and then leaves `cfg` as it was.
     """
     key, value = override.key_or_group, override.value()
-    parent_key, _, name = key.rpartition(".")
+    parent_key, _, child_key = key.rpartition(".")
     parent = OmegaConf.select(cfg, parent_key) if parent_key else cfg
     if override.package is not None:
         raise ConfigCompositionException(f"no group has the name {key}")
     if override.is_delete():
-        current = OmegaConf.select(cfg, key, throw_on_missing=False)
-        if current is None or value not in (None, current):
-            raise ConfigCompositionException(f"{key} is {current}")
+        current_value = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if current_value is None or value not in (None, current_value):
+            raise ConfigCompositionException(f"{key} is {current_value}")
         with open_dict(cfg):
-            del parent[name]
+            del parent[child_key]
         return
     if override.is_add() and not isinstance(value, (dict, list)):
-        current = OmegaConf.select(cfg, key, throw_on_missing=False)
-        if current is not None:
+        current_value = OmegaConf.select(cfg, key, throw_on_missing=False)
+        if current_value is not None:
             fix = f"replace it with +{override.input_line}"
-            raise ConfigCompositionException(f"{key} is {current} already, {fix}")
+            raise ConfigCompositionException(f"{key} is {current_value} already, {fix}")
     is_added = override.is_add() or override.is_force_add()
     if not is_added and not OmegaConf.is_config(parent):
         raise ConfigKeyError(key)
@@ -152,28 +152,28 @@ def _store_primary(source: Source, folders: Sequence[str]) -> str:
     if not isinstance(content, dict) or not isinstance(content.get("defaults", []), list):
         # Hydra reports what is wrong.
         return source.name
-    last: dict[str, Any] = dict.fromkeys(LAST)
-    kept: list[Any] = []
+    last_options: dict[str, Any] = dict.fromkeys(LAST)
+    entries: list[Any] = []
     for entry in content.get("defaults", []):
         group, option = "", None
         if isinstance(entry, dict) and entry:
             group, option = next(iter(entry.items()))
-        name = str(group).split(" ")[-1].removeprefix("/")
-        if name in last:
-            last[name] = option
+        group_name = str(group).split(" ")[-1].removeprefix("/")
+        if group_name in last_options:
+            last_options[group_name] = option
         else:
-            kept.append(entry)
+            entries.append(entry)
     own_folders = (content.get("hydra") or {}).pop("searchpath", None) or []
-    added = [f"file://{path.resolve()}" for path in source.folders[1:]]
-    inner, outer = f"defaults of {source.name}", f"{source.name} and its experiment"
-    chosen = [{group: option} for group, option in last.items()]
-    around = {
-        "defaults": ["_self_", inner, *chosen],
-        "hydra": {"searchpath": [*added, *own_folders, *folders]},
+    source_urls = [f"file://{path.resolve()}" for path in source.folders[1:]]
+    inner_name, outer_name = f"defaults of {source.name}", f"{source.name} and its experiment"
+    last_entries = [{group: option} for group, option in last_options.items()]
+    outer_content = {
+        "defaults": ["_self_", inner_name, *last_entries],
+        "hydra": {"searchpath": [*source_urls, *own_folders, *folders]},
     }
-    ConfigStore.instance().store(inner, {**content, "defaults": kept})
-    ConfigStore.instance().store(outer, around)
-    return outer
+    ConfigStore.instance().store(inner_name, {**content, "defaults": entries})
+    ConfigStore.instance().store(outer_name, outer_content)
+    return outer_name
 
 
 def _read_primary(source: Source) -> Any:
@@ -201,9 +201,9 @@ def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
         try:
             return value_of(node[key], path)
         except (OmegaConfBaseException, RecursionError) as error:
-            raw: Any = OmegaConf.to_container(node, resolve=False)
+            raw_values: Any = OmegaConf.to_container(node, resolve=False)
             reasons[path] = Error(
-                "missing", f"{path}={raw[key]}", "cannot be resolved", one_line(error)
+                "missing", f"{path}={raw_values[key]}", "cannot be resolved", one_line(error)
             )
             return None
 
@@ -233,20 +233,20 @@ def groups(*folders: Path) -> dict[str, list[str]]:
 
 
 @cache
-def parse_override(text: str) -> Override:
+def parse_override(line: str) -> Override:
     """Parse one override.
 
     A plain value that Hydra cannot read becomes a quoted string. A comma in front of a path that
     begins with ~, / or $ separates the values of a sweep. Raises HydraException.
     """
-    if text.startswith("="):
+    if line.startswith("="):
         # Hydra takes the empty string for a key.
-        raise OverrideParseException(text, "no key")
+        raise OverrideParseException(line, "no key")
     parser = OverridesParser.create()
     try:
-        return parser.parse_override(text)
+        return parser.parse_override(line)
     except HydraException:
-        key, _, value = text.partition("=")
+        key, _, value = line.partition("=")
         if not value or (value[0] == "[" and value[-1] == "]") or value[0] in "{'\"":
             raise
         values = map(hydra_text, re.split(r",(?=[~/$])", value))

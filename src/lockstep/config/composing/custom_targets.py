@@ -11,45 +11,45 @@ from lockstep.config.schema.configuration import CALLED, fields
 
 
 def drop_replaced_parameters(
-    cfg: DictConfig, texts: Sequence[str], compose: Callable[[list[str]], DictConfig]
+    cfg: DictConfig, overrides: Sequence[str], compose: Callable[[list[str]], DictConfig]
 ) -> DictConfig:
     """Remove the parameters of the replaced target from sections with a custom `_target_`.
 
-    `texts` are all overrides of `cfg`, and `compose` composes some of them. A section whose option
+    `overrides` are all those of `cfg`, and `compose` composes some of them. A section whose option
     names the target stays as it is.
     """
-    typed = [(text, parse_override(text)) for text in texts]
+    override_pairs = [(line, parse_override(line)) for line in overrides]
     for group, section_type in CALLED.items():
         files = (CONF / group).glob("*.yaml")
-        known = {
+        lockstep_targets = {
             name
             for file in files
             for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)
         }
-        if OmegaConf.select(cfg, f"{group}._target_") in (None, *known):
+        if OmegaConf.select(cfg, f"{group}._target_") in (None, *lockstep_targets):
             continue
-        others = [
-            text
-            for text, override in typed
+        choices = [
+            line
+            for line, override in override_pairs
             if override.key_or_group != group
             and ("." not in override.key_or_group or override.is_hydra_override())
         ]
         values = [
-            f"++{text.lstrip('+')}"
-            for text, override in typed
+            f"++{line.lstrip('+')}"
+            for line, override in override_pairs
             if override.key_or_group.startswith(f"{group}.") and not override.is_delete()
         ]
         try:
-            alone = compose([*others, f"~{group}", *values])
+            custom_cfg = compose([*choices, f"~{group}", *values])
         except HydraException:
             # The defaults choose no option of this group.
             continue
-        if OmegaConf.select(alone, f"{group}._target_") is not None:
-            ours = [
+        if OmegaConf.select(custom_cfg, f"{group}._target_") is not None:
+            parameter_names = [
                 name
                 for name in fields(section_type)
                 if name[0] != "_" and name not in section_type.passed
             ]
-            kept = {name: cfg[group][name] for name in ours if name in cfg[group]}
-            cfg[group] = OmegaConf.merge(kept, alone[group])
+            parameters = {name: cfg[group][name] for name in parameter_names if name in cfg[group]}
+            cfg[group] = OmegaConf.merge(parameters, custom_cfg[group])
     return cfg

@@ -19,33 +19,35 @@ from lockstep.config.errors import ConfigError, Error, one_line
 @contextlib.contextmanager
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
     """Let this process read the section `hydra` of `cfg` in this block."""
-    before = HydraConfig.instance().cfg
+    previous_cfg = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
     try:
         yield
     finally:
-        HydraConfig.instance().cfg = before
+        HydraConfig.instance().cfg = previous_cfg
 
 
 def begin(
-    cfg: DictConfig, texts: Sequence[str], number: int, *, is_multirun: bool
+    cfg: DictConfig, lines: Sequence[str], number: int, *, is_multirun: bool
 ) -> tuple[str, str]:
     """Set the values that Hydra sets when it starts a job with some overrides.
 
     Returns the folder of the job and "". In a sweep, returns the folder of the sweep and the path
     of the job below it. Raises ConfigError if they cannot be resolved.
     """
-    parsed = [parse_override(text) for text in texts]
-    overrides = [override for override in parsed if not override.is_hydra_override()]
+    all_overrides = [parse_override(line) for line in lines]
+    overrides = [override for override in all_overrides if not override.is_hydra_override()]
     form = cfg.hydra.job.config.override_dirname
-    named = [
+    dirname_items = [
         override.input_line or ""
         for override in overrides
         if override.key_or_group not in form.exclude_keys
     ]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
-        cfg.hydra.job.override_dirname = form.item_sep.join(sorted(named)).replace("=", form.kv_sep)
+        cfg.hydra.job.override_dirname = form.item_sep.join(sorted(dirname_items)).replace(
+            "=", form.kv_sep
+        )
         cfg.hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
         cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
     with hydra_config(cfg):

@@ -42,34 +42,34 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
 
     The override belongs to another command, or has several values where only one is possible.
     """
-    key, text = override.key_or_group, override.input_line or ""
+    key, line = override.key_or_group, override.input_line or ""
     if key.startswith(UNUSED):
-        return Error("unsupported", text, "is for jobs that Hydra starts", "remove it")
+        return Error("unsupported", line, "is for jobs that Hydra starts", "remove it")
     if is_benchmark:
         if key in ("resume", "changed_data"):
             return Error(
-                "conflict", text, "is not for a benchmark, which starts new runs", "remove it"
+                "conflict", line, "is not for a benchmark, which starts new runs", "remove it"
             )
         if key in OF_ENVIRONMENTS:
             return Error(
                 "conflict",
-                text,
+                line,
                 "is set by each environment",
                 "see benchmark.environments and budget_s",
             )
     elif key.partition(".")[0] == "benchmark":
-        return Error("conflict", text, "is only for `lockstep benchmark`", "remove it")
+        return Error("conflict", line, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
-        line = "give one" if is_benchmark else "add -m to sweep over them"
+        fix = "give one" if is_benchmark else "add -m to sweep over them"
         if key in LISTS:
-            line = f"write {key}=[{text.partition('=')[2]}], or {line}"
+            fix = f"write {key}=[{line.partition('=')[2]}], or {fix}"
         return Error(
-            "conflict", text, "lists several values", f"{line}, or quote a value with commas"
+            "conflict", line, "lists several values", f"{fix}, or quote a value with commas"
         )
     is_shared = override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS
     if override.is_sweep_override() and is_shared:
         return Error(
-            "conflict", text, "lists several values, but all jobs of a sweep share it", "give one"
+            "conflict", line, "lists several values, but all jobs of a sweep share it", "give one"
         )
     return None
 
@@ -85,24 +85,27 @@ def unused_settings(cfg: DictConfig) -> list[Error]:
 
 def option_error(override: Override, options: Groups) -> Error | None:
     key, value = override.key_or_group, override.value()
-    wrong = [
+    unknown_options = [
         option
         for option in (value if isinstance(value, list) else [value])
         if option not in options.get(key, ())
     ]
-    if key not in options or not wrong:
+    if key not in options or not unknown_options:
         return None
-    meant, all_options = near_names(str(wrong[0]), options[key]), ", ".join(options[key])
+    candidates, all_options = (
+        near_names(str(unknown_options[0]), options[key]),
+        ", ".join(options[key]),
+    )
     fix = (
-        f"did you mean {meant[0]}? Choose from {all_options}"
-        if meant
+        f"did you mean {candidates[0]}? Choose from {all_options}"
+        if candidates
         else f"choose from {all_options}"
     )
     return Error(
         "unknown",
         override.input_line or "",
         "is not an option",
-        _option_hint(key, str(wrong[0])) or fix,
+        _option_hint(key, str(unknown_options[0])) or fix,
     )
 
 
@@ -110,13 +113,13 @@ def _option_hint(group: str, option: str) -> str:
     """Return the setting to write for an option of another framework or a network of a library."""
     option = option.lower()
     for library in ("torchvision", "timm") if group == "model" else ():
-        spec, name = (
+        spec, function_name = (
             find_spec(library),
             option if library == "torchvision" else option.partition(".")[0],
         )
         paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()
         function = re.compile(
-            rf"^@register_model\b.*\n(@.*\n)*def {re.escape(name)}\(", re.MULTILINE
+            rf"^@register_model\b.*\n(@.*\n)*def {re.escape(function_name)}\(", re.MULTILINE
         )
         # An import would take seconds.
         if any(function.search(path.read_text("utf-8")) for path in paths):
@@ -129,13 +132,13 @@ def _option_hint(group: str, option: str) -> str:
 
 def _with_value(fix: str, value: str, options: Groups) -> str:
     """Insert the value that was typed into a fix: epochs=5 means trainer.max_epochs=5."""
-    before, dots, after = fix.partition("=...")
-    name = before.split(" ")[-1]
-    if not (value and dots and after in ("", "?")):
+    prefix, separator, suffix = fix.partition("=...")
+    setting = prefix.split(" ")[-1]
+    if not (value and separator and suffix in ("", "?")):
         return fix
-    if name in options and value not in options[name]:
-        return _option_hint(name, value) or fix
-    return f"{before}={value}{after}"
+    if setting in options and value not in options[setting]:
+        return _option_hint(setting, value) or fix
+    return f"{prefix}={value}{suffix}"
 
 
 def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
@@ -143,26 +146,28 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
 
     If the override only lacks a +, its value is added to `cfg`, so that it is checked, too.
     """
-    text, key = override.input_line or "", override.key_or_group
+    line, key = override.input_line or "", override.key_or_group
     path, tree = key.split("."), plain_tree(cfg)[0]
     parent = at(tree, path[:-1])
     if isinstance(parent, dict) and path[-1] in parent:
         reason = one_line(error if error.__cause__ is None else error.__cause__)
-        fix = f"write +{text} to add it" if isinstance(override.value(), dict) else ""
-        return Error("failed", text, f": {reason}", fix)
-    legal = legal_names(tree, path[:-1], options)
+        fix = f"write +{line} to add it" if isinstance(override.value(), dict) else ""
+        return Error("failed", line, f": {reason}", fix)
+    legal_keys = legal_names(tree, path[:-1], options)
     is_unknown = (
-        path[-1] not in legal if legal is not None else bool(meant_key(tree, path, options))
+        path[-1] not in legal_keys
+        if legal_keys is not None
+        else bool(meant_key(tree, path, options))
     )
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
-        unknown = unknown_key(tree, path, options)
-        return unknown._replace(fix=_with_value(unknown.fix, text.partition("=")[2], options))
+        key_error = unknown_key(tree, path, options)
+        return key_error._replace(fix=_with_value(key_error.fix, line.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
         return Error(
             "conflict",
-            text,
+            line,
             "is not for this source, which has no folds",
             "remove it, or choose another data=...",
         )
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=True)
-    return Error("missing", key, "is not set in conf/", f"add it with +{text}")
+    return Error("missing", key, "is not set in conf/", f"add it with +{line}")

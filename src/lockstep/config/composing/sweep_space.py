@@ -38,8 +38,8 @@ def values_of(override: Override, options: Groups) -> list[str]:
     values = _values(override, options)
     if isinstance(override.value(), RangeSweep):
         values = tuple(override.sweep_string_iterator())
-    texts = values[:2] if isinstance(values, Interval) else values
-    return [f"{override.get_key_element()}={value}" for value in texts]
+    points = values[:2] if isinstance(values, Interval) else values
+    return [f"{override.get_key_element()}={value}" for value in points]
 
 
 def search_error(override: Override, low: str, high: str) -> Error:
@@ -47,7 +47,7 @@ def search_error(override: Override, low: str, high: str) -> Error:
 
     `low` and `high` are the overrides of its ends.
     """
-    low, high = (text.partition("=")[2] for text in (low, high))
+    low, high = (line.partition("=")[2] for line in (low, high))
     fix = f"add one, or list them, {override.key_or_group}={low},...,{high}"
     return Error(
         "conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix
@@ -59,25 +59,31 @@ def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str]
 
     Raises ConfigError if there is no space, or if it contains data.fold.
     """
-    typed = [parse_override(text) for text in overrides]
-    fixed = [override.input_line or "" for override in typed if not override.is_sweep_override()]
-    space = {o.get_key_element(): _values(o, options) for o in typed if o.is_sweep_override()}
+    parsed_overrides = [parse_override(line) for line in overrides]
+    fixed_lines = [
+        override.input_line or ""
+        for override in parsed_overrides
+        if not override.is_sweep_override()
+    ]
+    space = {
+        o.get_key_element(): _values(o, options) for o in parsed_overrides if o.is_sweep_override()
+    }
     if not space:
         fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
         raise ConfigError(Error("missing", "search=...", "needs an interval to search", fix))
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
         problem = "in a search would choose the easiest fold"
         raise ConfigError(Error("conflict", folds[0], problem, "give one, or sweep without search"))
-    return fixed, space
+    return fixed_lines, space
 
 
 def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
-    text, value = override.input_line or "", override.value()
+    line, value = override.input_line or "", override.value()
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         if interval.low >= interval.high:
             raise ConfigError(
-                Error("value", text, "ends before it begins", "write the smaller number first")
+                Error("value", line, "ends before it begins", "write the smaller number first")
             )
         return interval
     if isinstance(value, RangeSweep):
@@ -86,14 +92,14 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
         if count > 0:
             low, high = sorted((start, start + (count - 1) * value.step))
             return Interval(low, high, abs(value.step), False)
-        raise ConfigError(Error("value", text, "has no value", "widen it"))
+        raise ConfigError(Error("value", line, "has no value", "widen it"))
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
-    names = list(options.get(override.key_or_group, ()))
-    if found := tuple(value.filter(names)):
-        return found
+    group_options = list(options.get(override.key_or_group, ()))
+    if matches := tuple(value.filter(group_options)):
+        return matches
     raise ConfigError(
-        Error("unknown", text, "matches no option", f"choose from {', '.join(names)}")
+        Error("unknown", line, "matches no option", f"choose from {', '.join(group_options)}")
     )
 
 
@@ -103,5 +109,5 @@ def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterabl
     The jobs are in the order of Hydra's own sweeps. Of several overrides of a key, the last one
     counts.
     """
-    values = {override.get_key_element(): texts for override, texts in overrides}
+    values = {override.get_key_element(): lines for override, lines in overrides}
     return itertools.product(*values.values())

@@ -16,56 +16,56 @@ from lockstep.runs.naming import hydra_text
 from lockstep.system.text import expand_path
 
 
-def hydra_overrides(texts: Sequence[str]) -> list[str]:
+def hydra_overrides(overrides: Sequence[str]) -> list[str]:
     """Return overrides as Hydra reads them, with strings in quotes.
 
     A folder of images is replaced by the settings that fine-tune a network on it. An override that
     cannot be read stays as it is. Raises ConfigError for a folder together with settings that
     contradict it.
     """
-    folders = [text for text in texts if "=" not in text and os.path.isdir(expand_path(text))]
-    rest = [text for text in texts if text not in folders]
+    folders = [line for line in overrides if "=" not in line and os.path.isdir(expand_path(line))]
+    lines = [line for line in overrides if line not in folders]
     if folders:
         settings = ["experiment=finetune", f"data.root={hydra_text(folders[0])}"]
         keys = ("experiment", "data", "data.root", "resume")
-        others = [text for text in rest if text.partition("=")[0].lstrip("+") in keys]
-        if others or len(folders) > 1:
+        conflicts = [line for line in lines if line.partition("=")[0].lstrip("+") in keys]
+        if conflicts or len(folders) > 1:
             problem, fix = (
                 f"means {' '.join(settings)}",
-                f"remove it, or {' '.join([*folders[1:], *others])}",
+                f"remove it, or {' '.join([*folders[1:], *conflicts])}",
             )
             raise ConfigError(Error("conflict", folders[0], problem, fix))
-        rest = [*settings, *rest]
-    return [_quote_text(text) for text in rest]
+        lines = [*settings, *lines]
+    return [_quote_text(line) for line in lines]
 
 
-def _quote_text(text: str) -> str:
+def _quote_text(line: str) -> str:
     try:
-        return parse_override(text).input_line or ""
+        return parse_override(line).input_line or ""
     except HydraException:  # The check reports it.
-        return text
+        return line
 
 
-def syntax_error(text: str) -> Error:
+def syntax_error(line: str) -> Error:
     """Describe an override that cannot be read, with the exact syntax for a list of strings."""
-    key, _, value = text.partition("=")
+    key, _, value = line.partition("=")
     if key and value.startswith("[") and value.endswith("]"):
         entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))
         return Error(
-            "value", repr(text), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}"
+            "value", repr(line), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}"
         )
-    if Path(text).is_file():
+    if Path(line).is_file():
         return Error(
             "value",
-            text,
+            line,
             "is a file",
             "give the folder of the images, or a list by data=list data.file=...",
         )
-    if Path(text).is_dir():
-        return Error("value", text, "is a folder", f"write {shlex.quote(f'data.root={text}')}")
+    if Path(line).is_dir():
+        return Error("value", line, "is a folder", f"write {shlex.quote(f'data.root={line}')}")
     return Error(
         "value",
-        repr(text),
+        repr(line),
         "cannot be read",
         "write setting=value, no spaces around =, special characters in quotes",
     )

@@ -72,12 +72,12 @@ def other_version(folder: RunFolder) -> str | None:
     None means that it is this version, or that the version is unknown.
     """
     try:
-        before = (folder.fact("environment") or {})["packages"]["lockstep"]
+        version = (folder.fact("environment") or {})["packages"]["lockstep"]
     except (OSError, ValueError, KeyError):
         return None
-    if before in (None, lockstep.__version__):
+    if version in (None, lockstep.__version__):
         return None
-    return f"Lockstep {before} (this is {lockstep.__version__})"
+    return f"Lockstep {version} (this is {lockstep.__version__})"
 
 
 def load(path: Path) -> Config:
@@ -93,13 +93,13 @@ def load(path: Path) -> Config:
         from lockstep.config.checks.schema_errors import schema_errors
 
         errors = dict(schema_errors(tree, error, {}))
-        before = other_version(RunFolder(path.parent))
+        version = other_version(RunFolder(path.parent))
         hint = (
-            [Error("changed", str(path.parent), f"was trained by {before}", "use that version")]
-            if before
+            [Error("changed", str(path.parent), f"was trained by {version}", "use that version")]
+            if version
             else []
         )
-        raise ConfigError(*(each.within(str(path)) for each in errors.values()), *hint) from error
+        raise ConfigError(*(entry.within(str(path)) for entry in errors.values()), *hint) from error
     needs_images = config.augment.used or config.compile
     if (
         config.model.target in LIBRARIES

@@ -65,11 +65,14 @@ def current() -> Path:
 
 def current_project() -> Project:
     """Return the folders of this command, after `enter`."""
-    named = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    path_folders = [
+        folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder
+    ]
     if processes.is_safe_path:
-        return Project(_resolve_folders(named), ())
+        return Project(_resolve_folders(path_folders), ())
     return Project(
-        _resolve_folders([*_modules(project_root()), *named]), _resolve_folders([os.getcwd()])
+        _resolve_folders([*_modules(project_root()), *path_folders]),
+        _resolve_folders([os.getcwd()]),
     )
 
 
@@ -84,15 +87,18 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     """
 
     def path_in_copy(path: str) -> str:
-        copied = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
-        if copied is None or not copied.is_dir():
+        copy_path = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
+        if copy_path is None or not copy_path.is_dir():
             return path
-        return os.path.relpath(copied, folder.path)  # The copy and the run may move together.
+        return os.path.relpath(copy_path, folder.path)  # The copy and the run may move together.
 
     project = current_project()
     modules, started_in = (map(path_in_copy, paths) for paths in project)
-    originals = (*started_in, *project.modules, *project.started_in)
-    copies = {"modules": list(dict.fromkeys(modules)), "started_in": list(dict.fromkeys(originals))}
+    original_folders = (*started_in, *project.modules, *project.started_in)
+    copies = {
+        "modules": list(dict.fromkeys(modules)),
+        "started_in": list(dict.fromkeys(original_folders)),
+    }
     folder.claim(project=copies)
 
 
@@ -101,12 +107,12 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
 
     Raises ConfigError, with the folders, if one of the configuration's packages is in none of them.
     """
-    recorded = _recorded_project(folder)
-    _search(recorded, after=len(sys.path) if is_last else 0)
-    folders = dict.fromkeys((*recorded.modules, *recorded.started_in))
+    recorded_project = _recorded_project(folder)
+    _search(recorded_project, after=len(sys.path) if is_last else 0)
+    folders = dict.fromkeys((*recorded_project.modules, *recorded_project.started_in))
     if not folders:
         return  # No folders are recorded.
-    looked_in = ", ".join(
+    folders_text = ", ".join(
         path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders
     )
     errors = []
@@ -114,7 +120,7 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
         package = target.partition(".")[0]
         if not signatures.is_there(package):
             problem = (
-                f": package {package!r} was not found in {looked_in}, "
+                f": package {package!r} was not found in {folders_text}, "
                 "where the run found its modules"
             )
             fix = f"run this command in the folder that contains {package} now"
@@ -128,13 +134,14 @@ def find_data(folder: RunFolder, config: Config) -> Config:
 
     This applies to paths that do not exist in the current folder.
     """
-    recorded, data = _recorded_project(folder), config.data
+    recorded_project, data = _recorded_project(folder), config.data
     paths: dict[str, str] = {}
     for key in ("root", "file"):
         path = data.arguments().get(key)
         if isinstance(path, str) and "://" not in path and not Path(path).expanduser().exists():
             candidates = (
-                os.path.join(base, path) for base in (*recorded.modules, *recorded.started_in)
+                os.path.join(base, path)
+                for base in (*recorded_project.modules, *recorded_project.started_in)
             )
             paths[key] = next(filter(os.path.exists, candidates), path)
     return config.model_copy(update={"data": data.model_copy(update=paths)})
@@ -162,9 +169,9 @@ def _recorded_project(folder: RunFolder) -> Project:
     Raises ConfigError if the record cannot be read.
     """
     try:
-        kept = folder.fact("project") or {}
+        record = folder.fact("project") or {}
         modules, started_in = (
-            [os.fspath(path) for path in kept.get(name, ())] for name in Project._fields
+            [os.fspath(path) for path in record.get(field, ())] for field in Project._fields
         )
     except (OSError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -31,17 +31,24 @@ from lockstep.system.redaction import redact
 from lockstep.system.trees import at, leaves
 
 
-def merge_saved(saved: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
+def merge_saved(saved_config: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
     """Return the saved configuration with some sections of `cfg`.
 
     These are the sections that a command decides or that `choices` name.
     """
-    chosen = {override.key_or_group for override in choices}
-    if not chosen.isdisjoint(EVERYWHERE):
+    groups = {override.key_or_group for override in choices}
+    if not groups.isdisjoint(EVERYWHERE):
         return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    typed: Any = OmegaConf.to_container(cfg, resolve=False)
-    kept = {*names(Scope.SUBMISSION), "resume", *(group.partition("/")[0] for group in chosen)}
-    tree = {**_literal(to_tree(saved)), **{key: typed[key] for key in kept if key in typed}}
+    cfg_tree: Any = OmegaConf.to_container(cfg, resolve=False)
+    command_keys = {
+        *names(Scope.SUBMISSION),
+        "resume",
+        *(group.partition("/")[0] for group in groups),
+    }
+    tree = {
+        **_literal(to_tree(saved_config)),
+        **{key: cfg_tree[key] for key in command_keys if key in cfg_tree},
+    }
     return OmegaConf.create(tree, flags={"struct": True})  # Hydra composes a struct, too.
 
 
@@ -54,76 +61,83 @@ def _literal(value: Any) -> Any:
     return re.sub(r"(?<!\\)(\\*+)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
-def resumed_config(saved: Config, cfg: DictConfig, options: Groups) -> Config:
+def resumed_config(saved_config: Config, cfg: DictConfig, options: Groups) -> Config:
     """Check the configuration of a resumed run, `cfg`, which contains the overrides.
 
     Raises ConfigError for settings that would make it another run, and for all other errors.
     """
     tree, unresolved = plain_tree(cfg)
     tree = metric_names.resolve_auto({**tree, "resume": None})
-    tree = keep_resolved(tree, saved)
+    tree = keep_resolved(tree, saved_config)
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
-        raise ConfigError(*_changes(to_tree(saved), tree), *error.errors) from error
+        raise ConfigError(*_changes(to_tree(saved_config), tree), *error.errors) from error
     # The comparison includes the defaults of the schema, which the saved configuration contains.
-    errors = _changes(to_tree(saved), tree, defaults=to_tree(config))
+    errors = _changes(to_tree(saved_config), tree, defaults=to_tree(config))
     if errors:
         raise ConfigError(*errors)
     return config
 
 
-def keep_resolved(tree: dict[str, Any], saved: Config) -> dict[str, Any]:
+def keep_resolved(tree: dict[str, Any], saved_config: Config) -> dict[str, Any]:
     """Keep the values that a run resolved when it began.
 
     These are the preprocessing of its images, and the weights of balanced classes.
     """
-    weights = saved.task.arguments().get("class_weights")
+    weights = saved_config.task.arguments().get("class_weights")
     # The counts n / (K weight) add up to n. A list that the user gave is not kept in place of
     # balanced weights.
     is_counted = (
         isinstance(weights, list)
         and all(weights)
-        and isclose(sum(1 / each for each in weights), len(weights))
+        and isclose(sum(1 / weight for weight in weights), len(weights))
     )
-    for name, word, target in (
-        ("data", metric_names.AUTO, saved.data),
-        ("task", metric_names.BALANCED, saved.task),
+    for section_name, word, target in (
+        ("data", metric_names.AUTO, saved_config.data),
+        ("task", metric_names.BALANCED, saved_config.task),
     ):
-        if isinstance(section := tree.get(name), dict) and (name == "data" or is_counted):
-            kept = {
+        if isinstance(section := tree.get(section_name), dict) and (
+            section_name == "data" or is_counted
+        ):
+            resolved_values = {
                 key: target.arguments().get(key, value)
                 for key, value in section.items()
                 if value == word
             }
-            tree = {**tree, name: section | kept}
+            tree = {**tree, section_name: section | resolved_values}
     return tree
 
 
 def _changes(
-    saved: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None
+    saved_tree: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None
 ) -> list[Error]:
     """Describe every frozen key whose value differs from that of the saved run."""
-    before, after = dict(_values(saved)), {**dict(_values(defaults or {})), **dict(_values(tree))}
-    changed = [
+    old_values, new_values = (
+        dict(_values(saved_tree)),
+        {**dict(_values(defaults or {})), **dict(_values(tree))},
+    )
+    changed_keys = [
         key
-        for key in {**before, **after}
-        if before.get(key) != after.get(key)
-        and not (is_free_on_resume(key, saved) and is_free_on_resume(key, tree))
+        for key in {**old_values, **new_values}
+        if old_values.get(key) != new_values.get(key)
+        and not (is_free_on_resume(key, saved_tree) and is_free_on_resume(key, tree))
     ]
     # A section with another target has one error.
-    replaced = tuple(key.removesuffix("_target_") for key in changed if key.endswith("._target_"))
-    before, after = redact(before), redact(after)
+    section_prefixes = tuple(
+        key.removesuffix("_target_") for key in changed_keys if key.endswith("._target_")
+    )
+    old_values, new_values = redact(old_values), redact(new_values)
     problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
     return [
         Error(
             "changed",
-            f"{key}={literal(after.get(key))}",
-            f"{problem} {literal(before.get(key))}",
+            f"{key}={literal(new_values.get(key))}",
+            f"{problem} {literal(old_values.get(key))}",
             fix,
         )
-        for key in changed
-        if not key.startswith(replaced) or key.removesuffix("_target_") in replaced
+        for key in changed_keys
+        if not key.startswith(section_prefixes) or key.removesuffix("_target_") in section_prefixes
     ]
 
 

@@ -67,26 +67,26 @@ NO_PACKAGES = ("benchmarks", "outputs", "tests")
 
 def check(
     run: RunFolder,
-    saved: Config,
-    own: Source,
-    typed: Sequence[str] = (),
+    saved_config: Config,
+    project_source: Source,
+    overrides: Sequence[str] = (),
     *,
     is_trusted: bool = False,
     settings: tuple[str, ...] = VARIABLES,
 ) -> None:
     """Raise ConfigError for unknown targets and for `settings` that run commands.
 
-    Both are checked in the `saved` configuration. Values that `own` also has, and values that
-    `typed` overrides replace, are accepted. All values of a trusted run are accepted, and its
+    Both are checked in `saved_config`. Values that `project_source` also has, and values that
+    `overrides` replace, are accepted. All values of a trusted run are accepted, and its
     modules are found from now on, after all others. All `PATHS` of a run that was made here are
     accepted. The paths of other runs may contain no $NAME, which could carry a secret of this user
     to a server.
     """
     if is_trusted:
-        project.use(run, saved, is_last=True)
+        project.use(run, saved_config, is_last=True)
         return
-    known = cache(lambda: dict(_values(_compose_defaults(own))))
-    for key, value in _values(to_tree(saved)):
+    default_values = cache(lambda: dict(_values(_compose_defaults(project_source))))
+    for key, value in _values(to_tree(saved_config)):
         is_target = "_target_" in key.split(".")
         # Only trainings build these loggers, and they do not resume a run of someone else.
         if key.startswith("logger.") and value in SERVICES:
@@ -97,34 +97,41 @@ def check(
         if value is None or not (is_target or key.startswith(settings)):
             continue
         # A {...} is merged with the existing values.
-        texts = (text.lstrip("+~").partition("=") for text in typed)
+        assignments = (line.lstrip("+~").partition("=") for line in overrides)
         is_typed = any(
-            f"{key}.".startswith(f"{name}.") and new.lstrip()[:1] != "{" for name, _, new in texts
+            f"{key}.".startswith(f"{typed_key}.") and new_value.lstrip()[:1] != "{"
+            for typed_key, _, new_value in assignments
         )
-        if not is_typed and not (is_target and _is_known(value, run)) and known().get(key) != value:
+        if (
+            not is_typed
+            and not (is_target and _is_known(value, run))
+            and default_values().get(key) != value
+        ):
             if is_path:
-                name = f"{key}={value} of {naming.display_path(run.path)}".encode(
+                path_setting = f"{key}={value} of {naming.display_path(run.path)}".encode(
                     "unicode_escape"
                 ).decode()
                 raise ConfigError(
                     Error(
                         "untrusted",
-                        name,
+                        path_setting,
                         "contains a variable of this machine",
                         f"set {key}=..., or add --trust",
                     )
                 )
-            what, where = (
+            setting, origin = (
                 (f"{key}={literal(value)}", "a known library")
                 if is_target
                 else (key, "the command line")
             )
-            what = f"{what.encode('unicode_escape').decode()} of {naming.display_path(run.path)}"
+            setting = (
+                f"{setting.encode('unicode_escape').decode()} of {naming.display_path(run.path)}"
+            )
             raise ConfigError(
                 Error(
                     "untrusted",
-                    what,
-                    f"comes neither from {where} nor from the project in the current folder",
+                    setting,
+                    f"comes neither from {origin} nor from the project in the current folder",
                     naming.TRUST,
                 )
             )
@@ -139,8 +146,8 @@ def _compose_defaults(source: Source) -> dict[str, Any]:
 
 def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | list):
-        for name, child in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _values(child, f"{key}.{name}".lstrip("."))
+        for child_key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values(child, f"{key}.{child_key}".lstrip("."))
     else:
         yield key, value
 
@@ -155,9 +162,9 @@ def _is_known(target: Any, run: RunFolder) -> bool:
         return False
     module, _, name = target.rpartition(".")
     if module in OWN:
-        ours = importlib.import_module(module)
+        lockstep_module = importlib.import_module(module)
         # The second round reports a missing name.
-        return name in ours.__all__ or not hasattr(ours, name)
+        return name in lockstep_module.__all__ or not hasattr(lockstep_module, name)
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     file, package = _source(module), module.partition(".")[0]
@@ -179,8 +186,10 @@ def _is_known(target: Any, run: RunFolder) -> bool:
         if isinstance(node, ast.ImportFrom):
             for alias in (alias for alias in node.names if (alias.asname or alias.name) == name):
                 parent = module if file.name == "__init__.py" else module.rpartition(".")[0]
-                where = importlib.util.resolve_name("." * node.level + (node.module or ""), parent)
-                return _is_known(f"{where}.{alias.name}", run)
+                source_module = importlib.util.resolve_name(
+                    "." * node.level + (node.module or ""), parent
+                )
+                return _is_known(f"{source_module}.{alias.name}", run)
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return True
         if isinstance(node, ast.Assign) and any(
@@ -196,16 +205,18 @@ def _source(module: str) -> Path | None:
     The result is also None below a folder without `__init__.py`, because Python would take any
     folder of data for a package.
     """
-    package, *names = module.split(".")
+    package, *submodules = module.split(".")
     spec = importlib.util.find_spec(package) if signatures.is_there(package) else None
     if spec is None or spec.origin in ("built-in", "frozen"):
         return None
     folders = [*(spec.submodule_search_locations or ())]
     path = Path(spec.origin or "")
-    if names and folders:
-        above = [Path(folders[0], *names[:depth]) for depth in range(len(names))]
-        found = Path(folders[0], *names)
-        path = found / "__init__.py" if found.is_dir() else found.with_suffix(".py")
-        if not all((folder / "__init__.py").is_file() for folder in above):
+    if submodules and folders:
+        parent_folders = [Path(folders[0], *submodules[:depth]) for depth in range(len(submodules))]
+        module_path = Path(folders[0], *submodules)
+        path = (
+            module_path / "__init__.py" if module_path.is_dir() else module_path.with_suffix(".py")
+        )
+        if not all((folder / "__init__.py").is_file() for folder in parent_folders):
             return None
     return path.resolve() if path.suffix == ".py" and path.is_file() else None

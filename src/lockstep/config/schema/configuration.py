@@ -135,8 +135,8 @@ class Config(Section):
     def run_name(self) -> str:
         """Name of the run: `name`, or data_model, or data_module for a custom module."""
         target = (self.module if self.has_custom_module else self.model).target
-        named = None if self.has_custom_module else self.model.arguments().get("name")
-        network = named or target.rpartition(".")[2].lower()
+        model_name = None if self.has_custom_module else self.model.arguments().get("name")
+        network = model_name or target.rpartition(".")[2].lower()
         return self.name or f"{self.data.target.rpartition('.')[2]}_{network}"
 
 
@@ -160,9 +160,9 @@ def root(tree: Any) -> type[Config]:
 
 def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
     """Return the section at `path` of a tree, or None if the schema has none there."""
-    whole = root(tree)
+    config_type = root(tree)
     if not path:
-        return whole
+        return config_type
     head = path[0]
     if tuple(path[:2]) == ENVIRONMENTS:
         return ExecutionEnvironment if len(path) == 3 else None
@@ -172,14 +172,14 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         return Open if len(path) == 3 else None
     if head == "search":
         return Search if len(path) == 1 else None
-    found: Any = whole
-    for name in path:
-        found = (
-            found.model_fields[name].annotation
-            if is_section(found) and name in found.model_fields
+    annotation: Any = config_type
+    for key in path:
+        annotation = (
+            annotation.model_fields[key].annotation
+            if is_section(annotation) and key in annotation.model_fields
             else None
         )
-    return found if is_section(found) else None
+    return annotation if is_section(annotation) else None
 
 
 def fields(section_type: type[Section]) -> dict[str, FieldInfo]:

@@ -57,10 +57,10 @@ def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
             return Scope.PLACE
         if section_type is None or field is None:
             break
-        decided = scope_of(section_type, field)
+        key_scope = scope_of(section_type, field)
         is_whole = depth == len(path) - 1 or section(tree or {}, path[: depth + 1]) is None
-        if decided is not None and is_whole:
-            return decided
+        if key_scope is not None and is_whole:
+            return key_scope
     return Scope.NUMBERS
 
 

@@ -106,16 +106,16 @@ def unknown_key(
         return Error("unknown", key, "is not a setting", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
-    legal = [name for name in names or () if not name.startswith("_")]
-    known = (
-        f"{owner} has {', '.join(legal)}"
-        if owner and legal
+    public_names = [name for name in names or () if not name.startswith("_")]
+    otherwise = (
+        f"{owner} has {', '.join(public_names)}"
+        if owner and public_names
         else "remove it; --help lists the settings"
     )
-    meant = meant_key(tree, path, groups, names)
+    candidates = meant_key(tree, path, groups, names)
     # A bare name, such as epochs=5, is typed as in scripts.
-    meant = [f"{meant[0]}=..."] if len(path) == len(meant) == 1 else meant
-    return Error("unknown", key, "is not a setting", question(meant, known))
+    candidates = [f"{candidates[0]}=..."] if len(path) == len(candidates) == 1 else candidates
+    return Error("unknown", key, "is not a setting", question(candidates, otherwise))
 
 
 def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
@@ -146,28 +146,28 @@ def meant_key(
 
     These are similar names in its section, or else similar keys of other sections.
     """
-    *parents, last = path
+    *parents, unknown_name = path
     if names is None:
-        legal = legal_names(tree, parents, groups)
-        names = legal if legal is not None else list(at(tree, parents) or ())
-    if meant := near_names(last, [name for name in names if name != last], 2):
-        return [".".join([*parents, name]) for name in meant]
+        legal_keys = legal_names(tree, parents, groups)
+        names = legal_keys if legal_keys is not None else list(at(tree, parents) or ())
+    if candidates := near_names(unknown_name, [name for name in names if name != unknown_name], 2):
+        return [".".join([*parents, name]) for name in candidates]
     if at(tree, parents[:1]) is not None and path[0] in NAMED:
         return []
-    whole = ".".join(path)
+    full_key = ".".join(path)
     keys = {
-        key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key != whole
+        key: key.rpartition(".")[2] for key, _ in leaves(tree, "") if "." in key and key != full_key
     }
-    same = near_names(
-        last,
+    similar_names = near_names(
+        unknown_name,
         {name for key, name in keys.items() if key.partition(".")[0] not in NAMED},
         cutoff=0.75,
     )
-    elsewhere = [key for key, name in keys.items() if name in same][:2]
+    other_keys = [key for key, name in keys.items() if name in similar_names][:2]
     return (
-        elsewhere
+        other_keys
         if at(tree, parents) is not None
-        else near_names(whole, keys, cutoff=0.85) or elsewhere
+        else near_names(full_key, keys, cutoff=0.85) or other_keys
     )
 
 
@@ -177,8 +177,8 @@ def hint(*names: str) -> str:
         (
             f"write {line}"
             for name in names
-            for line, theirs in FOREIGN_NAMES.items()
-            if name in theirs.split()
+            for line, foreign_names in FOREIGN_NAMES.items()
+            if name in foreign_names.split()
         ),
         "",
     )

@@ -66,13 +66,13 @@ class Section(BaseModel):
 
 def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
     """Return the scope of a key, or None for a section whose keys have different scopes."""
-    of_key = (item for item in field.metadata if isinstance(item, Scope))
-    of_section = (
+    key_scopes = (item for item in field.metadata if isinstance(item, Scope))
+    section_scope = (
         field.annotation.scope
         if section_type.scope is None and is_section(field.annotation)
         else section_type.scope
     )
-    return next(of_key, of_section)
+    return next(key_scopes, section_scope)
 
 
 def is_section(annotation: Any) -> TypeIs[type[Section]]:

@@ -53,8 +53,10 @@ class Target(Section):
 
         The training reads the other keys.
         """
-        given = {name: value for name in self.passed if (value := getattr(self, name)) is not None}
-        return {**given, **(self.model_extra or {})}
+        field_arguments = {
+            name: value for name in self.passed if (value := getattr(self, name)) is not None
+        }
+        return {**field_arguments, **(self.model_extra or {})}
 
 
 class Open(Target):
@@ -201,12 +203,12 @@ class Data(Target):
         }
         errors = [
             (
-                f"data.{key}={path}: ${name} is not set on {socket.gethostname()}: "
+                f"data.{key}={path}: ${variable} is not set on {socket.gethostname()}: "
                 "set it there, or give a path"
             )
             for key, path in paths.items()
-            for name in VARIABLE.findall(path)
-            if not os.environ.get(name)
+            for variable in VARIABLE.findall(path)
+            if not os.environ.get(variable)
         ]
         if errors:
             raise ValueError("\n".join(errors))

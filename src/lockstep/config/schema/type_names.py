@@ -22,21 +22,21 @@ def kind_of(field: FieldInfo) -> str:
 def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """Describe an annotation, with the range in `metadata`."""
     metadata = metadata[::-1]  # The last bound counts.
-    texts = [item for item in metadata if isinstance(item, str)]
-    if texts:
-        return texts[0]
+    descriptions = [item for item in metadata if isinstance(item, str)]
+    if descriptions:
+        return descriptions[0]
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        nested = [
+        nested_metadata = [
             m
             for item in arguments[1:]
             for m in (item.metadata if isinstance(item, FieldInfo) else [item])
         ]
-        return kind(arguments[0], [*nested, *metadata[::-1]])
+        return kind(arguments[0], [*nested_metadata, *metadata[::-1]])
     if origin is Literal:
         return "|".join(str(value).lower() for value in arguments)
     if origin in (Union, UnionType):
-        return " or ".join("null" if part is NoneType else kind(part) for part in arguments)
+        return " or ".join("null" if member is NoneType else kind(member) for member in arguments)
     if origin in (list, Sequence):
         return f"[{kind(arguments[0])}, ...]"
     if annotation is bool:
@@ -45,7 +45,9 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "a section of settings"
     if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
         return "a section with _target_"
-    name = getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
+    type_name = (
+        getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
+    )
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
@@ -55,5 +57,5 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     )
     if low and not high:
         number, sign, _ = low.split(" ")
-        return f"{name} {sign.replace('<', '>')} {number}"
-    return f"{low}{name}{high}"
+        return f"{type_name} {sign.replace('<', '>')} {number}"
+    return f"{low}{type_name}{high}"

@@ -86,19 +86,19 @@ class Samples:
                 np.random.seed(seed)
                 random.seed(seed)
                 one_input, target = pair(self.dataset, row, self.setting)
-                for what, value, like in (
+                for role, value, reference in (
                     ("input", one_input, self.no_inputs),
                     ("target", target, self.no_targets),
                 ):
-                    if (value.shape, value.dtype) != (like.shape[1:], like.dtype):
+                    if (value.shape, value.dtype) != (reference.shape[1:], reference.dtype):
                         problem = (
                             f"sample {row} is {shape_text(value)}, "
-                            f"that of the first one {shape_text(like, 1)}"
+                            f"that of the first one {shape_text(reference, 1)}"
                         )
                         hint = (
                             "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
                         )
-                        raise ImageError([f"{self.setting}: the {what} of {problem}: {hint}."])
+                        raise ImageError([f"{self.setting}: the {role} of {problem}: {hint}."])
                 inputs.append(one_input)
                 targets.append(target)
         if not inputs:
@@ -148,14 +148,14 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     return one_input.as_subclass(Tensor), target.as_subclass(Tensor)
 
 
-def shape_text(value: Tensor, first: int = 0) -> str:
-    """Return dtype and shape of a tensor as text, the shape from dimension `first` on."""
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[first:])}"
+def shape_text(value: Tensor, start_dim: int = 0) -> str:
+    """Return dtype and shape of a tensor as text, the shape from dimension `start_dim` on."""
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[start_dim:])}"
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return located(text.removesuffix(": "), error)
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return located(message.removesuffix(": "), error)
 
 
 @contextlib.contextmanager

@@ -77,11 +77,11 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             size = _shrunk(file, view)
-            plain = _plain_jpeg(file, channels)
+            jpeg_pixels = _plain_jpeg(file, channels)
             pixels = (
                 pixels_of(file, channels, view.background)
-                if plain is None
-                else _as_tensor(plain, _turn(file))
+                if jpeg_pixels is None
+                else _as_tensor(jpeg_pixels, _turn(file))
             )
             size = size or size_of(pixels)
             view.scaled_size(*size)
@@ -89,8 +89,8 @@ def decode(path: str, channels: int, view: View) -> DecodedImage:
     except ImageError:
         raise
     except Exception as error:  # Decoders can raise any exception.
-        text = " ".join(str(error).split()) or type(error).__name__
-        reason = "not an image" if isinstance(error, UnidentifiedImageError) else text
+        message = " ".join(str(error).split()) or type(error).__name__
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else message
         raise ImageError(
             [f"image {path} cannot be read ({reason}): replace or delete it."]
         ) from error
@@ -148,11 +148,11 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
         return None
     height, width = file.height, file.width
     # The decoder refuses the image if the rest of the file says that it is larger than this.
-    most = np.empty((height, width, channels), np.uint8)
+    buffer = np.empty((height, width, channels), np.uint8)
     file.fp.seek(0)
     try:
         return simplejpeg.decode_jpeg(
-            file.fp.read(), colours, min_height=height, min_width=width, buffer=most
+            file.fp.read(), colours, min_height=height, min_width=width, buffer=buffer
         )
     except ValueError:
         return None
@@ -178,15 +178,15 @@ def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:
         is_opaque = layer.getchannel("A").getextrema() == (0, 0)
         image = layer.convert("RGB") if is_opaque else Image.new("RGB", layer.size, background)
         image.paste(layer, mask=layer)
-    wanted = "L" if channels == 1 else "RGB"
-    image = image if image.mode == wanted else image.convert(wanted)
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
     return _as_tensor(np.array(image), turn)
 
 
 def _as_tensor(pixels: Array, turn: Turn | None) -> Tensor:
     """Apply `turn` to pixels (H, W) or (H, W, C), and return them as (C, H, W)."""
-    turned = torch.from_numpy(pixels if turn is None else turn(pixels).copy())
-    return turned.view(*turned.shape[:2], -1).permute(2, 0, 1)
+    tensor = torch.from_numpy(pixels if turn is None else turn(pixels).copy())
+    return tensor.view(*tensor.shape[:2], -1).permute(2, 0, 1)
 
 
 def upright_size(file: ImageFile) -> tuple[int, int]:

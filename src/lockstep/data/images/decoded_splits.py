@@ -101,10 +101,10 @@ class Decoding:
     @cached_property
     def num_bytes(self) -> int:
         """Return the number of bytes of all images as they are stored."""
-        found = self.open_cache() if self.cache is not None else None
+        pixels = self.open_cache() if self.cache is not None else None
         return int(
-            found.nbytes
-            if found is not None
+            pixels.nbytes
+            if pixels is not None
             else ragged_table.starts_of(self.sizes, self.channels)[-1]
         )
 
@@ -115,10 +115,10 @@ class Decoding:
         """
         if memory != "auto":
             return "data.memory=stream" if memory == "stream" else ""
-        needed, available = self.num_bytes, available_bytes()
-        if available is None or needed <= available:
+        num_bytes, available = self.num_bytes, available_bytes()
+        if available is None or num_bytes <= available:
             return ""
-        return f"decoded {size_text(needed)}, {size_text(available)} of memory free"
+        return f"decoded {size_text(num_bytes)}, {size_text(available)} of memory free"
 
     def splits(self, memory: str) -> Splits:
         if memory == "once" and (self.cache is None or self.open_cache() is None):
@@ -161,8 +161,8 @@ class Decoding:
         broken image, or ValueError if the cache cannot be written.
         """
         if self.cache is not None:
-            found = self.open_cache()
-            return self._fill_cache() if found is None else found
+            pixels = self.open_cache()
+            return self._fill_cache() if pixels is None else pixels
         refuse_beyond_memory(self.table.setting, self.num_bytes)
         with ragged_table.memory_file() as file:
             with ragged_table.stores(file, self.files, self.sizes) as store:
@@ -179,9 +179,9 @@ class Decoding:
         rows = self.table.splits["train"][sample.numpy()]
         key = f"statistics {hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}"
         path = self.path.with_suffix(".json") if self.cache is not None else None
-        known = read_json(path) if path is not None and is_trusted(path) else {}
-        if key in known:
-            mean, std = known[key]
+        records = read_json(path) if path is not None and is_trusted(path) else {}
+        if key in records:
+            mean, std = records[key]
             return Statistics(tuple(mean), tuple(std))
         with self.files.threads(num_cores()) as threads:
             counts = threads.map(lambda run: value_counts(pixels[run]), sample.split(NUM_PER_RUN))
@@ -190,7 +190,7 @@ class Decoding:
             # If the cache is read-only, every run measures again.
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(path, known | {key: statistics})
+                write_json(path, records | {key: statistics})
         return statistics
 
     def open_cache(self) -> RaggedTable | None:
@@ -208,18 +208,18 @@ class Decoding:
 
         Removes the images of other states of the same files.
         """
-        what = self.table.folder.name
+        folder_name = self.table.folder.name
         with self._explain_disk_errors(), self._lock_cache():
-            found = self.open_cache()
-            if found is not None:
-                return found
+            pixels = self.open_cache()
+            if pixels is not None:
+                return pixels
             count, total, free = len(self.files), self.num_bytes, shutil.disk_usage(self.place).free
             if total > free:
                 raise self._no_space(
                     f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free"
                 )
             remove_leftovers(self.place, is_deep=False)
-            progress = Progress(f"Decoding {what}", "images")
+            progress = Progress(f"Decoding {folder_name}", "images")
 
             with (
                 atomic_file(self.path) as file,
@@ -229,20 +229,18 @@ class Decoding:
                 decode_all(
                     self.files, num_cores(), store, lambda num_done: progress.show(num_done, count)
                 )
-            for other in self.place.iterdir():
-                if not other.name.startswith((f"{self.table.digest}.", ".")):
-                    other.unlink(
-                        missing_ok=True
-                    )  # Processes that have it mapped can still read it.
+            for path in self.place.iterdir():
+                if not path.name.startswith((f"{self.table.digest}.", ".")):
+                    path.unlink(missing_ok=True)  # Processes that have it mapped can still read it.
             print(
-                f"Decoded {plural(count, 'image')} of {what} in {progress.elapsed_s:.1f} s, "
+                f"Decoded {plural(count, 'image')} of {folder_name} in {progress.elapsed_s:.1f} s, "
                 f"{count / progress.elapsed_s:,.0f} images/s, "
                 f"into {self.path} ({size_text(total)})",
                 flush=True,
             )
-            found = self.open_cache()
-            assert found is not None
-            return found
+            pixels = self.open_cache()
+            assert pixels is not None
+            return pixels
 
     @contextlib.contextmanager
     def _lock_cache(self) -> Iterator[None]:
@@ -268,11 +266,12 @@ class Decoding:
         return ValueError(f"data.cache={self.cache} needs {needs}: {hint}.")
 
 
-def refuse_beyond_memory(setting: str, needed: int) -> None:
+def refuse_beyond_memory(setting: str, num_bytes: int) -> None:
     available = available_bytes()
-    if available is not None and needed > available:
+    if available is not None and num_bytes > available:
         sizes = (
-            f"{needed / 2**30:.1f} GiB of memory when decoded, of {available / 2**30:.1f} GiB left"
+            f"{num_bytes / 2**30:.1f} GiB of memory when decoded, "
+            f"of {available / 2**30:.1f} GiB left"
         )
         raise ValueError(
             f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream."

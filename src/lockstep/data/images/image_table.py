@@ -99,39 +99,39 @@ def list_classes(
     class, and images without a group are groups of their own. Raises FileNotFoundError or
     ValueError.
     """
-    folder, split_folders = class_folders(root, least=1 if is_other else 2)
+    folder, split_folders = class_folders(root, min_classes=1 if is_other else 2)
     files: dict[str, State] = {}
     labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
-    empty: list[str] = []
+    empty_folders: list[str] = []
     paths: list[str] = []  # relative to the parent of the class folder
     unread: list[str] = []
     class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
     numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
-        first = len(files)
+        first_row = len(files)
         for class_folder in folders:
-            found = _images_below(class_folder, folder, unread)
-            files |= found
+            class_images = _images_below(class_folder, folder, unread)
+            files |= class_images
             start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
-            paths += [name[start:] for name in found]
-            labels += [numbers[strip_blanks(class_folder.name)]] * len(found)
-            if split == "train" and not found:
-                empty.append(str(class_folder))
-        if split != "train" and len(files) == first:
-            empty.append(str(folders[0].parent))
-        splits[split] = np.arange(first, len(files))
+            paths += [name[start:] for name in class_images]
+            labels += [numbers[strip_blanks(class_folder.name)]] * len(class_images)
+            if split == "train" and not class_images:
+                empty_folders.append(str(class_folder))
+        if split != "train" and len(files) == first_row:
+            empty_folders.append(str(folders[0].parent))
+        splits[split] = np.arange(first_row, len(files))
     print_unread(f"data.root={root}", unread)
-    if empty:
+    if empty_folders:
         hint = f"Add images ({', '.join(image_suffixes())}) or delete them."
         raise ValueError(
-            f"data.root={root} has folders without an image: {', '.join(empty)}. {hint}"
+            f"data.root={root} has folders without an image: {', '.join(empty_folders)}. {hint}"
         )
     names, states = list(files), np.array(list(files.values()), np.int64)
-    copied = read_record(folder, names, states)
+    record = read_record(folder, names, states)
     digest, origin = (
-        copied.get("digest", digest_of(names, states)),
-        copied.get("origin", str(folder.resolve())),
+        record.get("digest", digest_of(names, states)),
+        record.get("origin", str(folder.resolve())),
     )
     # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
@@ -159,23 +159,23 @@ def group_names(
         pattern = re.compile(
             rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group
         )
-        found = [match[1] or "" if (match := pattern.search(path)) else "" for path in paths]
+        groups = [match[1] or "" if (match := pattern.search(path)) else "" for path in paths]
     except (re.error, IndexError) as error:
         problem = f"is not a regular expression with a bracket (...) around the group ({error})"
         raise ValueError(
             rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'."
         ) from error
-    if "" in found:
+    if "" in groups:
         count = (
-            f"{found.count(''):,} of {len(paths):,} images of {setting}, "
-            f"such as {paths[found.index('')]}"
+            f"{groups.count(''):,} of {len(paths):,} images of {setting}, "
+            f"such as {paths[groups.index('')]}"
         )
         hint = "correct it, rename the files, or set it to null"
         if singles is None:
             raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
         _print_once(f"data.group={group} finds no group for {count}: each is a group of its own")
-        found = [name or single for name, single in zip(found, singles, strict=True)]
-    return strip_names(f"{setting}, data.group={group}", found, "groups")
+        groups = [name or single for name, single in zip(groups, singles, strict=True)]
+    return strip_names(f"{setting}, data.group={group}", groups, "groups")
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
@@ -200,14 +200,14 @@ def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) ->
     rows = np.flatnonzero(counts[numbers] > 1).tolist()  # The names of a file share its ctime_ns.
     rows.sort(key=lambda row: names[row], reverse=True)
     paths = {row: os.path.realpath(folder / names[row]) for row in rows}
-    least = {path: names[row] for row, path in paths.items()}
-    return [least[paths[row]] if row in paths else name for row, name in enumerate(names)]
+    names_by_path = {path: names[row] for row, path in paths.items()}
+    return [names_by_path[paths[row]] if row in paths else name for row, name in enumerate(names)]
 
 
 def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
     """Return a digest of the names, of the states or targets, and of their order."""
-    text = os.fsencode("".join([f"{name}\0" for name in names]))
-    return hashlib.blake2b(text + states.tobytes(), digest_size=16).hexdigest()
+    encoded_names = os.fsencode("".join([f"{name}\0" for name in names]))
+    return hashlib.blake2b(encoded_names + states.tobytes(), digest_size=16).hexdigest()
 
 
 def list_images(folder: Path) -> list[str]:
@@ -276,13 +276,13 @@ def strip_blanks(name: str) -> str:
     return re.sub(NO_WIDTH, "", name).strip() or name
 
 
-def strip_names(setting: str, names: Sequence[str], what: str = "class names") -> list[str]:
+def strip_names(setting: str, names: Sequence[str], noun: str = "class names") -> list[str]:
     """Strip blanks from names with `strip_blanks`, and print which names had them."""
-    changed = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
-    if changed:
+    padded_names = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
+    if padded_names:
         _print_once(
-            f"{setting}: blanks at the ends of {what}, and those of no width, "
-            f"are ignored: {join_names(changed)}"
+            f"{setting}: blanks at the ends of {noun}, and those of no width, "
+            f"are ignored: {join_names(padded_names)}"
         )
     return list(map(strip_blanks, names))
 
@@ -326,12 +326,12 @@ def _images_below(folder: Path, root: Path, unread: list[str]) -> dict[str, Stat
     # listed.
     above = {folder, *folder.absolute().parents, *folder.resolve().parents}
     prefix = "" if folder == root else f"{folder.relative_to(root)}/"
-    seen = {(state.st_dev, state.st_ino) for state in map(os.stat, above)}
-    return dict(_walk(str(folder), prefix, seen, unread))
+    inodes = {(state.st_dev, state.st_ino) for state in map(os.stat, above)}
+    return dict(_walk(str(folder), prefix, inodes, unread))
 
 
 def _walk(
-    folder: str, prefix: str, seen: set[tuple[int, int]], unread: list[str]
+    folder: str, prefix: str, inodes: set[tuple[int, int]], unread: list[str]
 ) -> Iterator[tuple[str, State]]:
     for name in sorted(os.listdir(folder)):
         path, is_read = f"{folder}/{name}", is_image(name)
@@ -347,9 +347,9 @@ def _walk(
         if is_read and stat.S_ISREG(state.st_mode):
             yield prefix + name, _state(state)
         # A folder can have a name such as x.jpg.
-        elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in seen:
-            seen.add(inode)
-            yield from _walk(path, f"{prefix}{name}/", seen, unread)
+        elif stat.S_ISDIR(state.st_mode) and not is_skipped(name) and inode not in inodes:
+            inodes.add(inode)
+            yield from _walk(path, f"{prefix}{name}/", inodes, unread)
         elif stat.S_ISREG(state.st_mode):
             unread.append(name)
 
@@ -359,45 +359,48 @@ def _state(state: os.stat_result) -> State:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.is_dir() and not is_skipped(path.name)]
-    return sorted(found, key=lambda path: class_order(path.name))
+    folders = [path for path in folder.iterdir() if path.is_dir() and not is_skipped(path.name)]
+    return sorted(folders, key=lambda path: class_order(path.name))
 
 
 def _split_folders(root: str, folder: Path) -> dict[str, Path]:
     """Find the folders of the splits, or return the root as "train" if it has none."""
-    parts: dict[str, list[Path]] = {name: [] for name in SPLIT_FOLDERS}
-    others: list[Path] = []
+    folders_by_split: dict[str, list[Path]] = {split: [] for split in SPLIT_FOLDERS}
+    other_folders: list[Path] = []
     for path in _subfolders(folder):
-        parts.get(SPLIT_NAMES.get(path.name.lower(), ""), others).append(path)
-    found = list(itertools.chain(*parts.values()))
+        folders_by_split.get(SPLIT_NAMES.get(path.name.lower(), ""), other_folders).append(path)
+    split_folders = list(itertools.chain(*folders_by_split.values()))
     # A folder "train" without subfolders is a class of trains, and "valid" next to "invalid" is a
     # class, too.
     has_splits = (
-        parts["train"] or not others or any(path.name.lower() in SPLIT_FOLDERS for path in found)
+        folders_by_split["train"]
+        or not other_folders
+        or any(path.name.lower() in SPLIT_FOLDERS for path in split_folders)
     )
-    if not has_splits or not any(map(_subfolders, found)):
+    if not has_splits or not any(map(_subfolders, split_folders)):
         _refuse_splits(root, folder)
         return {"train": folder}
-    if not parts["train"]:
+    if not folders_by_split["train"]:
         hint = "add it, with one folder per class"
         raise FileNotFoundError(
-            f'data.root={root} has "{found[0].name}" but no folder "train": {hint}.'
+            f'data.root={root} has "{split_folders[0].name}" but no folder "train": {hint}.'
         )
-    if others:
-        names, hint = (
-            _join_paths(others),
+    if other_folders:
+        folder_names, hint = (
+            _join_paths(other_folders),
             "only train/, val/ and test/ are, rename or move the others",
         )
         raise ValueError(
-            f"data.root={root} has folders next to train/ that are not read, {names}: {hint}."
+            f"data.root={root} has folders next to train/ that are not read, "
+            f"{folder_names}: {hint}."
         )
-    for name, paths in parts.items():
+    for split, paths in folders_by_split.items():
         if len(paths) > 1:
             raise ValueError(
-                f"data.root={root} has {len(paths)} folders for {name}: "
+                f"data.root={root} has {len(paths)} folders for {split}: "
                 f"{_join_paths(paths)}. Keep one."
             )
-    return {name: paths[0] for name, paths in parts.items() if paths}
+    return {split: paths[0] for split, paths in folders_by_split.items() if paths}
 
 
 def _join_paths(paths: Sequence[Path]) -> str:
@@ -412,8 +415,8 @@ def _refuse_splits(root: str, folder: Path) -> None:
     classes = _subfolders(folder)
     inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
     if len(inner) > 1 and all(
-        [each.name for each in _subfolders(path)] == inner
-        and not any(is_image(each.name) for each in path.iterdir())
+        [child.name for child in _subfolders(path)] == inner
+        and not any(is_image(child.name) for child in path.iterdir())
         for path in classes
     ):
         problem = f"has the same folders and no image in each of {_join_paths(classes)}"
@@ -421,7 +424,7 @@ def _refuse_splits(root: str, folder: Path) -> None:
         raise ValueError(f"data.root={root} {problem}: {hint}.")
 
 
-def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]]]:
+def class_folders(root: str, min_classes: int = 2) -> tuple[Path, dict[str, list[Path]]]:
     """Return the folder, and the class folders of each split in order.
 
     Raises FileNotFoundError or ValueError.
@@ -429,27 +432,32 @@ def class_folders(root: str, least: int = 2) -> tuple[Path, dict[str, list[Path]
     folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
-    names = {
+    class_names = {
         split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)]
         for split, paths in classes.items()
     }
-    if lacking := [str(split_folders[split]) for split, paths in classes.items() if not paths]:
+    if empty_folders := [
+        str(split_folders[split]) for split, paths in classes.items() if not paths
+    ]:
         hint = "give one folder per class, or train/, val/ or test/ with them"
         raise FileNotFoundError(
-            f"data.root={root} has no class folders in {', '.join(lacking)}: {hint}."
+            f"data.root={root} has no class folders in {', '.join(empty_folders)}: {hint}."
         )
-    if len(names["train"]) < least:
+    if len(class_names["train"]) < min_classes:
         hint = "add the others, or give the folder that holds one folder per class"
-        raise ValueError(f"data.root={root} has one class only, {names['train'][0]}: {hint}.")
-    for split, part in names.items():
-        if unknown := sorted(set(part) - set(names["train"])):
-            where = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
+        raise ValueError(f"data.root={root} has one class only, {class_names['train'][0]}: {hint}.")
+    for split, split_classes in class_names.items():
+        if unknown_classes := sorted(set(split_classes) - set(class_names["train"])):
+            place = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
             alike = similar_names(
-                [*unknown, *(name for name in names["train"] if name not in part)]
+                [
+                    *unknown_classes,
+                    *(name for name in class_names["train"] if name not in split_classes),
+                ]
             )
             hint = "Add training images of them, or delete their folders."
             hint = f"Rename {alike} if they are one class." if alike else hint
             raise ValueError(
-                f"data.root={root} has classes in {where}: {', '.join(unknown)}. {hint}"
+                f"data.root={root} has classes in {place}: {', '.join(unknown_classes)}. {hint}"
             )
     return folder, classes

@@ -40,10 +40,10 @@ class RaggedTable:
         self.sizes = sizes
         self.channels = channels
         self._starts = starts_of(sizes, channels)
-        mapped = mmap.mmap(descriptor, start + self.nbytes, access=mmap.ACCESS_READ)
+        mapping = mmap.mmap(descriptor, start + self.nbytes, access=mmap.ACCESS_READ)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about tensors that are not writable.
-            self._bytes = torch.from_numpy(np.frombuffer(mapped, np.uint8, offset=start))
+            self._bytes = torch.from_numpy(np.frombuffer(mapping, np.uint8, offset=start))
 
     @classmethod
     def open(cls, file: BinaryIO, channels: int) -> "RaggedTable":
@@ -75,8 +75,8 @@ class RaggedTable:
         return self._bytes[start:end].view(height, width, self.channels).permute(2, 0, 1)
 
 
-def _receive_table(descriptor: Any, *others: Any) -> RaggedTable:
-    return RaggedTable(descriptor.detach(), *others)
+def _receive_table(descriptor: Any, *arguments: Any) -> RaggedTable:
+    return RaggedTable(descriptor.detach(), *arguments)
 
 
 def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
@@ -119,10 +119,10 @@ def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Itera
 
 
 def write_at(descriptor: int, block: Tensor, offset: int) -> None:
-    rest = memoryview(block.numpy().tobytes())
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
+    buffer = memoryview(block.numpy().tobytes())
+    while buffer:
+        num_written = os.pwrite(descriptor, buffer, offset)
+        buffer, offset = buffer[num_written:], offset + num_written
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,26 +44,29 @@ class RandomCrop:
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         drawn_by = positions if drawn_by is None else drawn_by
         draws = uniform(2 + 2 * NUM_TRIES, drawn_by, self.seed, epoch, "crop").T.tolist()
-        for crop, position, drawn in zip(crops, positions.tolist(), draws, strict=True):
+        for crop, position, numbers in zip(crops, positions.tolist(), draws, strict=True):
             image = (
                 pixels[position] if isinstance(pixels, Tensor) else pixels.scaled_image(position)
             )
-            top, left, height, width = self.box(drawn, *size_of(image))
-            part = image[:, top : top + height, left : left + width]
-            crop.copy_(resize(part, size_of(crop), interpolation))
+            top, left, height, width = self.box(numbers, *size_of(image))
+            region = image[:, top : top + height, left : left + width]
+            crop.copy_(resize(region, size_of(crop), interpolation))
         return crops
 
-    def box(self, drawn: Sequence[float], height: int, width: int) -> tuple[int, int, int, int]:
-        """Return top, left, height and width of the crop, from `drawn` (22), uniform in [0, 1)."""
+    def box(self, numbers: Sequence[float], height: int, width: int) -> tuple[int, int, int, int]:
+        """Return top, left, height and width of the crop.
+
+        `numbers` (22) are uniform in [0, 1).
+        """
         (low, high), (narrow, wide) = self.scale, self.ratio
-        for of_area, of_shape in zip(drawn[2::2], drawn[3::2], strict=True):
+        for of_area, of_shape in zip(numbers[2::2], numbers[3::2], strict=True):
             area = height * width * (low + (high - low) * of_area)
             shape = narrow * (wide / narrow) ** of_shape
             new_height, new_width = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
             if 0 < new_height <= height and 0 < new_width <= width:
                 top, left = (
-                    int(drawn[0] * (height - new_height + 1)),
-                    int(drawn[1] * (width - new_width + 1)),
+                    int(numbers[0] * (height - new_height + 1)),
+                    int(numbers[1] * (width - new_width + 1)),
                 )
                 return top, left, new_height, new_width
         new_height = max(1, min(height, round(width / narrow)))

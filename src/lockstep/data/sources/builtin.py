@@ -45,8 +45,11 @@ def digits(
     )
     targets = torch.from_numpy(rows[:, -1]).long()
     fractions = {"val": val_fraction, "test": test_fraction}
-    parts = split_at_random(targets, split_seed, fractions, fold)
-    splits = {name: take_images(pixels, targets, "digits", part) for name, part in parts.items()}
+    positions_by_split = split_at_random(targets, split_seed, fractions, fold)
+    splits = {
+        split: take_images(pixels, targets, "digits", positions)
+        for split, positions in positions_by_split.items()
+    }
     return Splits(
         splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10))
     )
@@ -74,15 +77,18 @@ def synthetic(
     smooth = resize(coarse, [image_size, image_size])
     patterns = (smooth * 160).clamp(0, 159).to(torch.uint8)
 
-    def part(name: str, count: int) -> Images:
+    def make_images(split: str, count: int) -> Images:
         labels = torch.arange(count) % num_classes
         shape = (count, channels, image_size, image_size)
-        noise = torch.randint(0, 96, shape, dtype=torch.uint8, generator=generator(seed, name))
-        return Images(patterns[labels] + noise, labels, tuple(f"{name}/{i}" for i in range(count)))
+        noise = torch.randint(0, 96, shape, dtype=torch.uint8, generator=generator(seed, split))
+        return Images(patterns[labels] + noise, labels, tuple(f"{split}/{i}" for i in range(count)))
 
     classes = tuple(f"class {label}" for label in range(num_classes))
     return Splits(
-        part("train", train_size), part("val", val_size), part("test", test_size), classes
+        make_images("train", train_size),
+        make_images("val", val_size),
+        make_images("test", test_size),
+        classes,
     )
 
 
@@ -100,16 +106,16 @@ def split_at_random(
     The rest is "train", and each split is sorted. A `fold` is "test", and the other positions are
     split. Raises ValueError if a split is empty.
     """
-    parts, rest = dict[str, Tensor](), torch.arange(len(classes))
+    splits, rest = dict[str, Tensor](), torch.arange(len(classes))
     if fold is not None:
         from lockstep.data.splitting import Unsplit, split_images
 
         images = Unsplit([*map(str, rest.tolist())], classes.numpy(), seed)
         rows = split_images(images, {}, fold)
-        rest, parts["test"] = torch.from_numpy(rows["train"]), torch.from_numpy(rows["test"])
-        fractions = {name: fraction for name, fraction in fractions.items() if name != "test"}
+        rest, splits["test"] = torch.from_numpy(rows["train"]), torch.from_numpy(rows["test"])
+        fractions = {split: fraction for split, fraction in fractions.items() if split != "test"}
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
-    drawn = order.split(rounded_sizes(len(rest), fractions))
-    for name, positions in zip([*fractions, "train"], drawn, strict=True):
-        parts[name] = rest[positions.sort().values]
-    return parts
+    draws = order.split(rounded_sizes(len(rest), fractions))
+    for split, positions in zip([*fractions, "train"], draws, strict=True):
+        splits[split] = rest[positions.sort().values]
+    return splits

@@ -79,16 +79,20 @@ def dataset(
     names of samples to their earlier splits, in which they stay. Raises ValueError for Datasets and
     ImageError for samples that cannot be used.
     """
-    parts = {"train": train, "val": val, "test": None if fold else test}
-    given = {name: part for name, part in parts.items() if part is not None}
-    firsts = {name: _first_sample(part, f"data.{name}") for name, part in given.items()}
-    for name, first in firsts.items():
-        _check_same(name, first, firsts["train"])
+    arguments = {"train": train, "val": val, "test": None if fold else test}
+    datasets = {split: dataset for split, dataset in arguments.items() if dataset is not None}
+    first_samples = {
+        split: _first_sample(dataset, f"data.{split}") for split, dataset in datasets.items()
+    }
+    for split, sample in first_samples.items():
+        _check_same(split, sample, first_samples["train"])
     fractions = {"val": val_fraction, "test": test_fraction}
-    missing = {name: fraction for name, fraction in fractions.items() if name not in given}
+    missing_fractions = {
+        split: fraction for split, fraction in fractions.items() if split not in datasets
+    }
     labels, groups = (
         _labels(train),
-        {name: _groups(part, f"data.{name}") for name, part in given.items()},
+        {split: _groups(dataset, f"data.{split}") for split, dataset in datasets.items()},
     )
     if fold is not None and labels is None:
         problem = (
@@ -98,110 +102,119 @@ def dataset(
         raise ValueError(
             f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform."
         )
-    rows = {name: torch.arange(len(part)) for name, part in given.items()}  # pyright: ignore[reportArgumentType]
+    rows = {split: torch.arange(len(dataset)) for split, dataset in datasets.items()}  # pyright: ignore[reportArgumentType]
     classes = torch.zeros_like(rows["train"]) if labels is None else labels
     if groups["train"] is None and kept is None:
-        rows |= split_at_random(classes, split_seed, missing, fold)
+        rows |= split_at_random(classes, split_seed, missing_fractions, fold)
     else:
-        names = [f"train/{row}" for row in rows["train"].tolist()]
-        listed = Unsplit(names, classes.numpy(), split_seed, groups["train"], kept)
+        sample_names = [f"train/{row}" for row in rows["train"].tolist()]
+        unsplit_samples = Unsplit(sample_names, classes.numpy(), split_seed, groups["train"], kept)
         rows |= {
-            name: torch.from_numpy(part)
-            for name, part in split_images(listed, missing, fold).items()
+            split: torch.from_numpy(positions)
+            for split, positions in split_images(unsplit_samples, missing_fractions, fold).items()
         }
 
-    def images(name: str) -> Images:
-        source = name if name in given else "train"
-        no_inputs, no_targets = firsts[source]
-        known = labels if source == "train" else None
+    def images(split: str) -> Images:
+        source = split if split in datasets else "train"
+        no_inputs, no_targets = first_samples[source]
+        source_labels = labels if source == "train" else None
         samples = Samples(
-            given[source],
-            rows[name],
+            datasets[source],
+            rows[split],
             f"data.{source}",
-            name != "train",
+            split != "train",
             no_inputs,
             no_targets,
-            known,
+            source_labels,
         )
-        chosen, every = rows[name].tolist(), groups[source]
-        names = tuple(f"{source}/{row}" for row in chosen)
+        source_rows, source_groups = rows[split].tolist(), groups[source]
+        names = tuple(f"{source}/{row}" for row in source_rows)
         return Images(
-            samples, no_targets, names, None if every is None else [every[row] for row in chosen]
+            samples,
+            no_targets,
+            names,
+            None if source_groups is None else [source_groups[row] for row in source_rows],
         )
 
-    samples = [images(name) for name in ("train", "val", "test")]
+    samples = [images(split) for split in ("train", "val", "test")]
     names = _class_names(train, class_names)
     return Splits(*samples, class_names=names, statistics=_statistics(samples[0].pixels, mean, std))
 
 
-def _first_sample(part: Any, setting: str) -> tuple[Tensor, Tensor]:
+def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
     """Return an empty input (0, C, H, W) and target (0, ...) like those of the first sample.
 
     They have its shape and dtype. Raises ValueError for a Dataset that is not map-style, is empty,
     or cannot be sent to worker processes.
     """
-    name = type(part).__name__
-    if isinstance(part, IterableDataset) or not (
-        hasattr(part, "__getitem__") and hasattr(part, "__len__")
+    type_name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not (
+        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     ):
         raise ValueError(
-            f"{setting} ({name}) is not a map-style Dataset: give it __len__ and __getitem__."
+            f"{setting} ({type_name}) is not a map-style Dataset: give it __len__ and __getitem__."
         )
-    if len(part) == 0:  # pyright: ignore[reportArgumentType]
-        raise ValueError(f"{setting} ({name}) has no samples: correct its paths or its selection.")
+    if len(dataset) == 0:  # pyright: ignore[reportArgumentType]
+        raise ValueError(
+            f"{setting} ({type_name}) has no samples: correct its paths or its selection."
+        )
     try:
-        ForkingPickler.dumps(part)
+        ForkingPickler.dumps(dataset)
     except Exception as error:  # Custom classes can raise any exception.
         hint = "replace lambdas by functions of a module, and open files in __getitem__"
         raise ValueError(
-            f"{setting} ({name}) cannot be pickled ({' '.join(str(error).split())}): {hint}."
+            f"{setting} ({type_name}) cannot be pickled ({' '.join(str(error).split())}): {hint}."
         ) from error
-    one_input, target = pair(part, 0, setting)
+    one_input, target = pair(dataset, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
 
 
-def _labels(part: Any) -> Tensor | None:
+def _labels(dataset: Any) -> Tensor | None:
     """Return the class numbers int64 (N,) that a Dataset lists as `targets`, or None if unknown.
 
     The Datasets of torchvision list them in this way.
     """
-    listed = None if getattr(part, "target_transform", None) else getattr(part, "targets", None)
+    targets = (
+        None if getattr(dataset, "target_transform", None) else getattr(dataset, "targets", None)
+    )
     # There may be no targets, texts, or lists of different lengths.
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
-        labels = torch.as_tensor(listed)
-        return labels if labels.shape == (len(part),) and labels.dtype == torch.int64 else None
+        labels = torch.as_tensor(targets)
+        return labels if labels.shape == (len(dataset),) and labels.dtype == torch.int64 else None
     return None
 
 
-def _groups(part: Any, setting: str) -> list[str] | None:
+def _groups(dataset: Any, setting: str) -> list[str] | None:
     """Return the groups (N,) that a Dataset lists as `groups`, or None if it has none."""
-    listed = getattr(part, "groups", None)
-    if listed is None:
+    groups = getattr(dataset, "groups", None)
+    if groups is None:
         return None
-    if len(listed) != len(part):
-        counts = f"{plural(len(listed), 'group')} for {plural(len(part), 'sample')}"
+    if len(groups) != len(dataset):
+        counts = f"{plural(len(groups), 'group')} for {plural(len(dataset), 'sample')}"
         raise ValueError(
-            f"{setting}.groups ({type(part).__name__}) has {counts}: give one for each."
+            f"{setting}.groups ({type(dataset).__name__}) has {counts}: give one for each."
         )
-    return list(map(str, np.asarray(listed).tolist()))
+    return list(map(str, np.asarray(groups).tolist()))
 
 
-def _check_same(name: str, first: tuple[Tensor, Tensor], train: tuple[Tensor, Tensor]) -> None:
-    for what, value, other in zip(("inputs", "targets"), first, train, strict=True):
-        if (value.shape, value.dtype) != (other.shape, other.dtype):
-            texts = (
-                f"data.{name} has {what} of {shape_text(value, 1)}, "
-                f"data.train of {shape_text(other, 1)}"
+def _check_same(
+    split: str, sample: tuple[Tensor, Tensor], train_sample: tuple[Tensor, Tensor]
+) -> None:
+    for role, value, train_value in zip(("inputs", "targets"), sample, train_sample, strict=True):
+        if (value.shape, value.dtype) != (train_value.shape, train_value.dtype):
+            problem = (
+                f"data.{split} has {role} of {shape_text(value, 1)}, "
+                f"data.train of {shape_text(train_value, 1)}"
             )
-            raise ValueError(f"{texts}: give both the same.")
+            raise ValueError(f"{problem}: give both the same.")
 
 
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
     names = class_names if class_names is not None else getattr(train, "classes", None)
     if not names:
-        name, hint = type(train).__name__, "set it, e.g. data.class_names=[rose,tulip]"
+        type_name, hint = type(train).__name__, "set it, e.g. data.class_names=[rose,tulip]"
         raise ValueError(
-            f"data.class_names is not set, and data.train ({name}) has no `classes`: {hint}."
+            f"data.class_names is not set, and data.train ({type_name}) has no `classes`: {hint}."
         )
     return tuple(map(str, names))
 

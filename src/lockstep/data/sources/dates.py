@@ -37,12 +37,12 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
 
     days, lines = list[date](), list[str]()
     with ThreadPoolExecutor(num_cores()) as threads:
-        for row, text in zip(rows, threads.map(read, rows.tolist()), strict=True):
+        for row, timestamp in zip(rows, threads.map(read, rows.tolist()), strict=True):
             try:
-                days.append(date.fromisoformat(text[:10].replace(":", "-")))
+                days.append(date.fromisoformat(timestamp[:10].replace(":", "-")))
             except ValueError:
                 lines.append(
-                    f"{setting}: {table.names[row]} has no date, but {text!r}: "
+                    f"{setting}: {table.names[row]} has no date, but {timestamp!r}: "
                     "add it, or move it elsewhere."
                 )
     if lines:

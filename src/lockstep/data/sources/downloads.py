@@ -75,7 +75,7 @@ def _torchvision_splits(
     try:
         # torchvision has no option to disable its progress bar on stderr.
         with redirect_stderr(StringIO()):
-            parts = [kind(root, train=is_train, download=download) for is_train in (True, False)]
+            datasets = [kind(root, train=is_train, download=download) for is_train in (True, False)]
     # Missing files without a network raise RuntimeError or URLError, which is an OSError. Damaged
     # files can also raise ValueError.
     except (RuntimeError, OSError, ValueError) as error:
@@ -87,13 +87,16 @@ def _torchvision_splits(
             f"has no readable {kind.__name__} in {FOLDERS[target]} ({' '.join(str(error).split())})"
         )
         raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
-    pixels = [torch.as_tensor(part.data) for part in parts]
+    pixels = [torch.as_tensor(dataset.data) for dataset in datasets]
     train, test = (
         images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1)
         for images in pixels
     )
-    targets = [torch.as_tensor(part.targets) for part in parts]
+    targets = [torch.as_tensor(dataset.targets) for dataset in datasets]
     rows = split_at_random(targets[0], split_seed, {"val": val_fraction}, fold)
     splits = {"test": take_images(test, targets[1], "test", torch.arange(len(test)))}
-    splits |= {name: take_images(train, targets[0], "train", part) for name, part in rows.items()}
-    return Splits(splits["train"], splits["val"], splits["test"], tuple(parts[0].classes))
+    splits |= {
+        split: take_images(train, targets[0], "train", positions)
+        for split, positions in rows.items()
+    }
+    return Splits(splits["train"], splits["val"], splits["test"], tuple(datasets[0].classes))

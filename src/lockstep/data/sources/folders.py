@@ -116,40 +116,48 @@ def complete_splits(
     one image. If targets are classes, each split gets images of every class that is large
     enough. Raises ValueError if splits are missing or ambiguous.
     """
-    one_each = replace(table, names=real_names(table.folder, table.names, table.states))
-    _refuse_two_groups(table, one_each.names)
-    given = {name: rows for name, rows in table.splits.items() if name != "test" or fold is None}
+    file_table = replace(table, names=real_names(table.folder, table.names, table.states))
+    _refuse_two_groups(table, file_table.names)
+    table_splits = {
+        split: rows for split, rows in table.splits.items() if split != "test" or fold is None
+    }
     train = table.splits["train"]
-    if test_after is not None and (fold is not None or "test" in given):
-        other = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
+    if test_after is not None and (fold is not None or "test" in table_splits):
+        test_source = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
         raise ValueError(
-            f"data.test_after={test_after} makes a test split, and so does {other}: "
+            f"data.test_after={test_after} makes a test split, and so does {test_source}: "
             "use one of them."
         )
-    tested = fold if test_after is None else newest(one_each, train, test_after)
+    test_split = fold if test_after is None else newest(file_table, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
-    missing = {name: fraction for name, fraction in fractions.items() if name not in given}
-    for name, fraction in missing.items():
-        if fraction == 0 and (tested is None or name == "val"):
-            hint = f"add images of it, or set data.{name}_fraction=0.1 to split it from train"
+    missing_fractions = {
+        split: fraction for split, fraction in fractions.items() if split not in table_splits
+    }
+    for split, fraction in missing_fractions.items():
+        if fraction == 0 and (test_split is None or split == "val"):
+            hint = f"add images of it, or set data.{split}_fraction=0.1 to split it from train"
             raise ValueError(
-                f'{table.setting} has no split "{name}" and data.{name}_fraction=0: {hint}.'
+                f'{table.setting} has no split "{split}" and data.{split}_fraction=0: {hint}.'
             )
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
-    images = Unsplit(one_each.names, classes, split_seed, table.groups, kept).take(train)
-    parts = given | {
-        name: train[rows] for name, rows in split_images(images, missing, tested).items()
+    images = Unsplit(file_table.names, classes, split_seed, table.groups, kept).take(train)
+    splits = table_splits | {
+        split: train[rows]
+        for split, rows in split_images(images, missing_fractions, test_split).items()
     }
-    return replace(table, splits={name: parts[name] for name in SPLIT_FOLDERS})
+    return replace(table, splits={split: splits[split] for split in SPLIT_FOLDERS})
 
 
 def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
     """Raise ValueError if paths or links that lead to one of the `files` differ in group."""
-    firsts: dict[str, tuple[str, str]] = {}
+    first_images: dict[str, tuple[str, str]] = {}
     for file, name, group in zip(files, table.names, table.groups or files, strict=True):
-        first, known = firsts.setdefault(file, (name, group))
-        if group != known:
-            problem = f"{first} and {name} are one image, but in the groups {known!r} and {group!r}"
+        first_name, first_group = first_images.setdefault(file, (name, group))
+        if group != first_group:
+            problem = (
+                f"{first_name} and {name} are one image, "
+                f"but in the groups {first_group!r} and {group!r}"
+            )
             raise ValueError(
                 f"{table.setting}: {problem}: remove one of them, or give both the same group."
             )

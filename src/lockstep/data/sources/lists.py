@@ -156,12 +156,14 @@ def read_list(
         path_column: "data.path_column",
         **dict.fromkeys(target_columns, "data.target_columns"),
     }
-    others = {
+    optional_columns = {
         "split_column": split_column,
         "group_column": group_column,
         "date_column": date_column,
     }
-    settings |= {column: f"data.{key}" for key, column in others.items() if column is not None}
+    settings |= {
+        column: f"data.{key}" for key, column in optional_columns.items() if column is not None
+    }
     cells = _read(path, f"data.file={file}", settings)
     if group in cells.columns:
         raise ValueError(
@@ -177,9 +179,9 @@ def read_list(
     dates = date_column and cells.columns[date_column]
     folder = path.parent if root is None else require_folder(root)
     # Absolute paths are those of the source, even if they are listed in a copy.
-    above = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
+    origin = read_json(folder.absolute().parent / COPY_RECORD).get("origin", folder.resolve())
     names = [
-        os.path.relpath(name, above) if os.path.isabs(name) else name
+        os.path.relpath(name, origin) if os.path.isabs(name) else name
         for name in cells.columns[path_column]
     ]
     states, missing = states_of(folder, names)
@@ -233,13 +235,15 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
         header, columns["path"] = [*header, "path"], columns["file"]
     if len(header) == 1 and ";" in header[0]:
         raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
-    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in header):
+    if any(column.lower().endswith(IMAGE_SUFFIXES) for column in header):
         raise ValueError(
             f"{setting} has no line of column names: add {','.join(settings)} as the first line."
         )
-    wrong = [f"{key} is {name!r}" for name, key in settings.items() if header.count(name) != 1]
-    if wrong:
-        columns_text = f"has the columns {', '.join(header)}, but {'; '.join(wrong)}"
+    mismatches = [
+        f"{key} is {column!r}" for column, key in settings.items() if header.count(column) != 1
+    ]
+    if mismatches:
+        columns_text = f"has the columns {', '.join(header)}, but {'; '.join(mismatches)}"
         raise ValueError(
             f"{setting} {columns_text}: "
             "correct the name, or rename all but one column of this name."
@@ -249,18 +253,18 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     cells = _Cells(setting, numbers, columns)
     _refuse(
         [
-            cells.line(row, name, "the cell is empty, fill it in or remove the row")
-            for name in settings
-            for row, cell in enumerate(columns[name])
+            cells.line(row, column, "the cell is empty, fill it in or remove the row")
+            for column in settings
+            for row, cell in enumerate(columns[column])
             if not cell.strip()
         ]
     )
     problem = "the cell has a NUL byte, remove it"
     _refuse(
         [
-            cells.line(row, name, problem)
-            for name in settings
-            for row, cell in enumerate(columns[name])
+            cells.line(row, column, problem)
+            for column in settings
+            for row, cell in enumerate(columns[column])
             if "\0" in cell
         ]
     )
@@ -281,7 +285,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
         if len(row) != len(header):
             problem = f"has {len(row)} cells, but the first line has {len(header)}"
             raise ValueError(f"{setting}, row {number} {problem}: write one for each column.")
-    columns = {name: [row[position] for _, row in rows] for position, name in enumerate(header)}
+    columns = {column: [row[position] for _, row in rows] for position, column in enumerate(header)}
     return header, [number for number, _ in rows], columns
 
 
@@ -289,20 +293,24 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     """Return the positions of each split. Without `split_column`, all rows are "train"."""
     if split_column is None:
         return {"train": np.arange(len(cells.numbers))}
-    named = cells.columns[split_column]
-    unknown = [(row, cell) for row, cell in enumerate(named) if cell not in SPLIT_FOLDERS]
+    split_cells = cells.columns[split_column]
+    unknown_cells = [
+        (row, cell) for row, cell in enumerate(split_cells) if cell not in SPLIT_FOLDERS
+    ]
     _refuse(
         [
             cells.line(row, split_column, f"{cell!r} is not train, val or test")
-            for row, cell in unknown
+            for row, cell in unknown_cells
         ]
     )
-    if "train" not in named:
+    if "train" not in split_cells:
         raise ValueError(
             f"{cells.setting} has no row for train in column {split_column}: write train in some."
         )
     return {
-        name: np.flatnonzero(np.array(named) == name) for name in SPLIT_FOLDERS if name in named
+        split: np.flatnonzero(np.array(split_cells) == split)
+        for split in SPLIT_FOLDERS
+        if split in split_cells
     }
 
 
@@ -314,32 +322,32 @@ def _groups(
     singles: Sequence[str] | None,
 ) -> list[str] | None:
     """Return the group of each row, or None without groups. `singles` is as in `group_names`."""
-    texts = cells.columns[group_column or path_column]
+    values = cells.columns[group_column or path_column]
     if group_column is None:
-        return group_names(cells.setting, group, texts, singles)
-    return strip_names(f"{cells.setting}, column {group_column}", texts, "groups")
+        return group_names(cells.setting, group, values, singles)
+    return strip_names(f"{cells.setting}, column {group_column}", values, "groups")
 
 
 def _classes(
     cells: _Cells, column: str, train: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return class numbers int64 (N,), and the names of the classes in the rows of `train`."""
-    texts = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
-    names = sorted({texts[row] for row in train}, key=class_order)
-    if len(names) < 2:
+    labels = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
+    class_names = sorted({labels[row] for row in train}, key=class_order)
+    if len(class_names) < 2:
         raise ValueError(
-            f"{cells.setting} has one class only, {names[0]}, in column {column}: "
+            f"{cells.setting} has one class only, {class_names[0]}, in column {column}: "
             "add the other classes."
         )
-    numbers = {name: number for number, name in enumerate(names)}
-    unknown = [(row, text) for row, text in enumerate(texts) if text not in numbers]
+    numbers = {name: number for number, name in enumerate(class_names)}
+    unknown_labels = [(row, label) for row, label in enumerate(labels) if label not in numbers]
     _refuse(
         [
-            cells.line(row, column, f"no row for train has the class {text!r}")
-            for row, text in unknown
+            cells.line(row, column, f"no row for train has the class {label!r}")
+            for row, label in unknown_labels
         ]
     )
-    return np.array([numbers[text] for text in texts]), tuple(names)
+    return np.array([numbers[label] for label in labels]), tuple(class_names)
 
 
 def _numbers(

@@ -109,14 +109,14 @@ def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
     # The instance cache is skipped, because it has the listings of an earlier run.
     system, folder = url_to_fs(url, skip_instance_cache=True)
     if system.protocol in ARCHIVES:  # These scan all their files to list one folder.
-        found = [*system.find(folder, detail=True).values()]
+        infos = [*system.find(folder, detail=True).values()]
     else:
         walk = system.walk(folder, detail=True, on_error="raise")
-        found = [info for _, _, files in walk for info in files.values()]
-    names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in found]
+        infos = [info for _, _, files in walk for info in files.values()]
+    names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in infos]
     # The listings of web servers have percent-encoded names.
     return system, dict(
-        zip(map(unquote, names) if url.startswith("http") else names, found, strict=True)
+        zip(map(unquote, names) if url.startswith("http") else names, infos, strict=True)
     )
 
 
@@ -137,9 +137,9 @@ def url_errors(url: str) -> Iterator[str]:
     if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
         problem = "contains a user or password, which the run folder would store"
         yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
-    for part in url.split("::"):
-        protocol = part.partition("://")[0]
-        # A part with a slash is a path at the end of a chain.
+    for component in url.split("::"):
+        protocol = component.partition("://")[0]
+        # A component with a slash is a path at the end of a chain.
         if protocol not in PROTOCOLS and "/" not in protocol:
             yield (
                 f"data.root={redact(url)} cannot be read: "
@@ -159,9 +159,9 @@ def explain_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Drivers can raise any exception.
-        text = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
+        message = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
         hint = "check the path or URL, credentials, permissions and free space."
-        raise ValueError(f"{problem} ({text}): {hint}") from None
+        raise ValueError(f"{problem} ({message}): {hint}") from None
 
 
 def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
         raise ValueError(
             f"no files: give a folder, or an archive as data.root=zip://::{files.origin}"
         )
-    firsts: dict[str, Path] = {}
+    originals: dict[str, Path] = {}
     for file, path in files.paths.items():
         if {"", ".", ".."} & {*file.split("/")}:  # An absolute path starts with an empty part.
             raise ValueError(
@@ -181,20 +181,20 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
             )
         target = place / name / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        first = firsts.setdefault(path, target)
-        if first != target:
-            target.symlink_to(os.path.relpath(first, target.parent))
+        original = originals.setdefault(path, target)
+        if original != target:
+            target.symlink_to(os.path.relpath(original, target.parent))
     progress = Progress(f"Copying {name}", "files")
     # Threads cannot share an archive.
     num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS
     with ThreadPool(num_threads) as pool:
         for count, _ in enumerate(
-            pool.imap(lambda path: files.system.get_file(path, str(firsts[path])), firsts)
+            pool.imap(lambda path: files.system.get_file(path, str(originals[path])), originals)
         ):
-            progress.show(count, len(firsts))
-    print(f"Copied {len(firsts):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
+            progress.show(count, len(originals))
+    print(f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
     states = states_of(place / name, [*files.paths])[0][:, :2].tolist()
-    contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in firsts.values())
+    contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in originals.values())
     digest = files.digest or copied_digest([*files.paths], [*contents])
     record = {
         "origin": files.origin,

@@ -7,11 +7,12 @@ from pathlib import Path
 LINE_S = 10.0  # seconds between two lines
 
 
-def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
+def wait_for_lock(path: Path, activity: str) -> AbstractContextManager[object]:
     """Acquire the lock of a file, which the returned context manager releases.
 
-    While another process holds the lock, wait, and print that it does `what`. The kernel releases
-    the lock when its process exits. The file is not deleted. Any thread may release the lock.
+    While another process holds the lock, wait, and print its `activity`, as in "copies flowers".
+    The kernel releases the lock when its process exits. The file is not deleted. Any thread may
+    release the lock.
     """
     # The import takes 0.03 s, which not every command should spend at its start.
     from filelock import FileLock, Timeout
@@ -20,7 +21,7 @@ def wait_for_lock(path: Path, what: str) -> AbstractContextManager[object]:
     try:
         return lock.acquire(blocking=False)
     except Timeout:
-        print(f"Waiting for another process, which {what}.", flush=True)
+        print(f"Waiting for another process, which {activity}.", flush=True)
         return lock.acquire()
 
 
@@ -37,9 +38,9 @@ class Progress:
         return time.monotonic() - self._started
 
     def show(self, num_done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._last >= LINE_S:
-            self._last = now
+        time_s = time.monotonic()
+        if time_s - self._last >= LINE_S:
+            self._last = time_s
             rate = num_done / self.elapsed_s
             print(
                 f"{self._what}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s", flush=True

@@ -120,7 +120,7 @@ class Augment:
         batch, and the shard is selected from them. Each step has its own generator, so that
         enabling or disabling it does not change the others.
         """
-        kept = positions(shard, with_partner=self.needs_partner)
+        shard_positions = positions(shard, with_partner=self.needs_partner)
         source = partial(generator, self.seed, shard.epoch, shard.step)
         drawn_by = repeats(shard, len(indices))
 
@@ -132,7 +132,9 @@ class Augment:
         changes: tuple[OperationDraws, ...] = ()
         if self.trivial:
             changes = (
-                operations.draw_trivial(source("trivial"), shard.group_size, kept, height, width),
+                operations.draw_trivial(
+                    source("trivial"), shard.group_size, shard_positions, height, width
+                ),
             )
         elif self.rand_augment["num_ops"]:
             numbers = draw_by_index("rand_augment", 2 * self.rand_augment["num_ops"])
@@ -141,26 +143,27 @@ class Augment:
         if self.rotation:
             angles = math.radians(self.rotation) * (2 * draw_by_index("rotation")[0] - 1)
             rotation = moves.rotations(angles, height, width)
-        first = source("augment")
+        window_source = source("augment")
         ends = (2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 2, height, width)
         top, left, mirrored, y, x = (
-            torch.randint(end, (shard.group_size,), generator=first)[kept] for end in ends
+            torch.randint(end, (shard.group_size,), generator=window_source)[shard_positions]
+            for end in ends
         )
         if self.flip == "alternating":
             mirrored = (hash_indices(indices, self.seed, "flip") + shard.epoch) % 2
         flips = [torch.zeros_like(top), mirrored * bool(self.flip)]
         if self.vertical_flip:
             flips[0] = (draw_by_index("vertical_flip")[0] < 0.5).long()
-        filled = []
+        filled_boxes = []
         if self.cutout:
             if self.cutout_inside:
                 y, x = boxes.centres_inside(draw_by_index("cutout", 2), self.cutout, height, width)
-            filled.append(boxes.square(y, x, self.cutout))
+            filled_boxes.append(boxes.square(y, x, self.cutout))
         if self.erasing:
             erased = boxes.erasing_boxes(
                 source("erasing"), shard.group_size, self.erasing, height, width
             )
-            filled.append(erased[:, kept])
+            filled_boxes.append(erased[:, shard_positions])
         if self.needs_partner:
             mixed = mixing.draw(
                 self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix
@@ -170,15 +173,15 @@ class Augment:
             jitter=photometric.draw_jitter(self.color_jitter, draw_by_index),
             rotation=rotation,
             window=torch.stack([top, left, *flips]),
-            filled=tuple(filled),
+            filled=tuple(filled_boxes),
             mixed=mixed,
         )
 
     def apply(self, batch: Batch, draws: Draws) -> Batch:
         """Apply `draws` to a batch on the same device, without a host sync."""
         images = batch.inputs
-        for drawn in draws.operations:
-            images = operations.apply(images, drawn)
+        for operation_draws in draws.operations:
+            images = operations.apply(images, operation_draws)
         images = photometric.jitter(images, draws.jitter)
         images = self._move(images, draws)
         if self.moved_targets is not None and self._moves:
@@ -207,19 +210,19 @@ class Augment:
                 images = change_in_parts(partial(moves.flip_images, dim=dim), images, is_flipped)
         return images
 
-    def _fill(self, images: Tensor, drawn: tuple[Tensor, ...]) -> Tensor:
+    def _fill(self, images: Tensor, filled_boxes: tuple[Tensor, ...]) -> Tensor:
         channels, height, width = images.shape[1:]
         if len(self.fill) != channels:
             raise ValueError(
                 f"cutout fill={self.fill} for images of {channels} channels: "
                 "give one value per channel."
             )
-        covered = boxes.box_mask(drawn[0], height, width)
-        for box in drawn[1:]:
-            covered = covered | boxes.box_mask(box, height, width)
-        covered = covered.to(images.dtype)
-        images = images * (1 - covered).unsqueeze(1)
+        mask = boxes.box_mask(filled_boxes[0], height, width)
+        for box in filled_boxes[1:]:
+            mask = mask | boxes.box_mask(box, height, width)
+        mask = mask.to(images.dtype)
+        images = images * (1 - mask).unsqueeze(1)
         # Python numbers are used, because copying a tensor to the device would wait.
         for channel, fill in zip(images.unbind(1), self.fill, strict=True):
-            channel.add_(covered, alpha=fill)
+            channel.add_(mask, alpha=fill)
         return images

@@ -21,8 +21,8 @@ def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[
     `numbers` (2, B) in [0, 1) select the centers.
     """
     return [
-        (part * (end - side + 1)).long() + side // 2
-        for part, end in zip(numbers, (height, width), strict=True)
+        (fraction * (end - side + 1)).long() + side // 2
+        for fraction, end in zip(numbers, (height, width), strict=True)
     ]
 
 
@@ -40,11 +40,13 @@ def erasing_boxes(
     aspect = (math.log(0.3) + math.log(3.3 / 0.3) * uniform[:, 1]).exp()
     heights, widths = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
     fits = (heights < height) & (widths < width)
-    first = fits.long().argmax(0, keepdim=True)
+    first_fit = fits.long().argmax(0, keepdim=True)
     is_erased = fits.any(0) & (
         torch.rand(size, generator=source, dtype=torch.float64) < probability
     )
-    box_height, box_width = (sides.gather(0, first)[0] * is_erased for sides in (heights, widths))
+    box_height, box_width = (
+        sides.gather(0, first_fit)[0] * is_erased for sides in (heights, widths)
+    )
     offset = torch.rand(2, size, generator=source, dtype=torch.float64)
     top = (offset[0] * (height - box_height + 1)).long()
     left = (offset[1] * (width - box_width + 1)).long()

@@ -49,13 +49,13 @@ def draw(
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # The edge can truncate the pasted box.
-    parts = np.where(is_cut, ONE, np.rint(lambdas * ONE))
-    weights = np.where(is_cut, 1 - area / (height * width), parts / ONE)
-    kept = slice(shard.lo, shard.hi)
+    image_weights = np.where(is_cut, ONE, np.rint(lambdas * ONE))
+    weights = np.where(is_cut, 1 - area / (height * width), image_weights / ONE)
+    shard_slice = slice(shard.lo, shard.hi)
     return MixDraws(
-        torch.from_numpy(weights[kept]).float(),
-        torch.from_numpy(parts[kept]).float() if mixup else None,
-        torch.from_numpy(np.stack(box)[:, kept]) if cutmix else None,
+        torch.from_numpy(weights[shard_slice]).float(),
+        torch.from_numpy(image_weights[shard_slice]).float() if mixup else None,
+        torch.from_numpy(np.stack(box)[:, shard_slice]) if cutmix else None,
     )
 
 
@@ -66,8 +66,8 @@ def apply(batch: Batch, draws: MixDraws) -> Batch:
     """
     pixels, partner = batch.inputs[:-1], batch.inputs[1:]
     if draws.parts is not None:
-        parts = draws.parts.view(-1, 1, 1, 1)
-        mixed = (pixels.float() * parts).add_(partner.float().mul_(ONE - parts))
+        image_weights = draws.parts.view(-1, 1, 1, 1)
+        mixed = (pixels.float() * image_weights).add_(partner.float().mul_(ONE - image_weights))
         pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
     if draws.boxes is not None:
         pixels = torch.where(

@@ -95,8 +95,8 @@ def flip_images(images: Tensor, is_flipped: Tensor, *, dim: int) -> Tensor:
     return torch.cat([images, images.flip(dim)]).index_select(0, numbers + len(images) * is_flipped)
 
 
-def change_in_parts(change: Callable[..., Tensor], images: Tensor, *drawn: Tensor) -> Tensor:
-    """Return `change(images, *drawn)`, computed in parts on a CPU.
+def change_in_parts(change: Callable[..., Tensor], images: Tensor, *draws: Tensor) -> Tensor:
+    """Return `change(images, *draws)`, computed in parts on a CPU.
 
     The result has the shape of the images (B, C, H, W). The draws (..., B) have a column for each
     image.
@@ -106,9 +106,9 @@ def change_in_parts(change: Callable[..., Tensor], images: Tensor, *drawn: Tenso
     part_bytes = PART_BYTES * torch.get_num_threads()
     size = len(images) if images.is_cuda else max(1, part_bytes * len(images) // images.nbytes)
     if size >= len(images):
-        return change(images, *drawn)
-    changed = torch.empty_like(images)
-    split = (draws.split(size, -1) for draws in drawn)
-    for target, *part in zip(changed.split(size), images.split(size), *split, strict=True):
-        target.copy_(change(*part))
-    return changed
+        return change(images, *draws)
+    result = torch.empty_like(images)
+    draw_chunks = (columns.split(size, -1) for columns in draws)
+    for target, *chunk in zip(result.split(size), images.split(size), *draw_chunks, strict=True):
+        target.copy_(change(*chunk))
+    return result

@@ -73,10 +73,11 @@ def draw_random(
 
     Each operation takes two of the `numbers` (2 N, B) in [0, 1).
     """
-    chosen = (numbers[::2] * len(OPERATIONS)).long()
+    operations = (numbers[::2] * len(OPERATIONS)).long()
     levels = magnitude * (1 - 2 * (numbers[1::2] < 0.5).long())
     return tuple(
-        sorted_draws(RANDOM, *drawn, height, width) for drawn in zip(chosen, levels, strict=True)
+        sorted_draws(RANDOM, *draws, height, width)
+        for draws in zip(operations, levels, strict=True)
     )
 
 
@@ -102,16 +103,16 @@ def apply(images: Tensor, draws: OperationDraws) -> Tensor:
 
     An operation is computed only for its samples.
     """
-    groups = [sum(draws.counts[: len(MOVES)]), *draws.counts[len(MOVES) :]]
-    moved, *others = images.index_select(0, draws.order).split(groups)
-    _, *strengths = draws.strengths.split(groups)
-    changed = [
-        change_in_parts(change, *part)
-        for change, *part in zip(CHANGES.values(), others, strengths, strict=True)
+    sizes = [sum(draws.counts[: len(MOVES)]), *draws.counts[len(MOVES) :]]
+    moved_images, *groups = images.index_select(0, draws.order).split(sizes)
+    _, *strengths = draws.strengths.split(sizes)
+    results = [
+        change_in_parts(change, *arguments)
+        for change, *arguments in zip(CHANGES.values(), groups, strengths, strict=True)
     ]
-    return torch.cat([change_in_parts(moves.map_pixels, moved, draws.maps), *changed]).index_select(
-        0, draws.inverse
-    )
+    return torch.cat(
+        [change_in_parts(moves.map_pixels, moved_images, draws.maps), *results]
+    ).index_select(0, draws.inverse)
 
 
 def _strengths(space: Space, operations: Tensor, levels: Tensor) -> Tensor:
@@ -137,5 +138,8 @@ def _maps(space: Space, operations: Tensor, levels: Tensor, height: int, width: 
     shift_x = (part_x * translate_x).div(of_x, rounding_mode="trunc")
     shift_y = (part_y * translate_y).div(of_y, rounding_mode="trunc")
     zero = torch.zeros_like(shift_x)
-    others = torch.stack([zero, slope_x, -shift_x, slope_y, zero, -shift_y]).view(2, 3, -1)
-    return moves.rotations(rotate.double() * math.radians(space.degrees), height, width) + others
+    displacements = torch.stack([zero, slope_x, -shift_x, slope_y, zero, -shift_y]).view(2, 3, -1)
+    return (
+        moves.rotations(rotate.double() * math.radians(space.degrees), height, width)
+        + displacements
+    )

@@ -134,15 +134,15 @@ def draw_jitter(strengths: Mapping[str, float], draw: Callable[[str], Tensor]) -
 
     `draw` returns numbers in [0, 1), (1, B), for a name.
     """
-    drawn = {}
+    draws = {}
     for name, strength in strengths.items():
         if strength:
             low, high = (
                 (-strength, strength) if name == "hue" else (max(0, 1 - strength), 1 + strength)
             )
             values = (6000 if name == "hue" else 1000) * (low + (high - low) * draw(name)[0])
-            drawn[name] = values.round().long()
-    return drawn
+            draws[name] = values.round().long()
+    return draws
 
 
 def jitter(images: Tensor, strengths: dict[str, Tensor]) -> Tensor:
@@ -163,9 +163,9 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     inner = wide[:, :, 1:-1, 1:-1]
     # This is a 3 x 3 mean, rounded to nearest, whose center counts five times.
     blurred = (rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * inner).mul_(1 / 13).round_()
-    changed = images.clone()
-    changed[:, :, 1:-1, 1:-1] = _blend(blurred, inner, factors)
-    return changed
+    result = images.clone()
+    result[:, :, 1:-1, 1:-1] = _blend(blurred, inner, factors)
+    return result
 
 
 def _thousandths(values: Tensor) -> Tensor:

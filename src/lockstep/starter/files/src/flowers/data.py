@@ -14,8 +14,8 @@ def images(*, seed: int) -> Splits:
     pixels = torch.tensor(15 * digits.images, dtype=torch.uint8).unsqueeze(1)
     targets = torch.tensor(digits.target)
     order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(seed))
-    parts = torch.split(order, [1257, 180, 360])
+    split_rows = torch.split(order, [1257, 180, 360])
     train, val, test = (
-        Images(pixels[rows], targets[rows], [str(int(row)) for row in rows]) for rows in parts
+        Images(pixels[rows], targets[rows], [str(int(row)) for row in rows]) for rows in split_rows
     )
     return Splits(train, val, test, class_names=tuple(map(str, range(10))))
