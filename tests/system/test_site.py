@@ -1,4 +1,4 @@
-"""The site builds without warnings and network, its search finds, and its notebook is current."""
+"""The site builds without warnings and network, and its notebook is current."""
 
 import re
 import subprocess
