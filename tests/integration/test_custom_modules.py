@@ -1,5 +1,6 @@
 """Custom LightningModules: cut and continued, recorded, and rejected."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,17 @@ def test_wrong_settings_refused(tmp_path: Path, overrides: list[str], error: str
     done = run(command(*OF_MODULE, *overrides, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
     assert done.returncode == 2, done.stderr
     assert error in done.stderr
+
+
+def test_differing_metrics_reported(tmp_path: Path) -> None:
+    settings = (
+        *OF_MODULE,
+        f"module._target_={MODULES}.LogsItsShard",
+        "callbacks.checkpoint.monitor=train/loss",
+        "trainer.devices=2",
+    )
+    done = run(command(*settings, f"hydra.run.dir={tmp_path / 'run'}"), ROOT)
+    assert done.returncode == 0, done.stderr
+    reports = [line for line in done.stderr.splitlines() if "different values" in line]
+    names = [re.findall(r"\w+/\w+", report.partition("recorded")[2]) for report in reports]
+    assert names == [["val/loss"], ["test/loss"]], "each once, train/loss never"

@@ -1,6 +1,7 @@
 """A custom LightningModule, built from the configuration, with its companion callback."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -18,6 +19,8 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout, replace_dropout, seed_of
 from lockstep.models.classifier import ImageFormat
 from lockstep.tasks.scores import MetricError, prepare_to_log
+
+LOG_HINT = "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
 
 
 def build_module(
@@ -65,9 +68,9 @@ def build_module(
 class Companion(L.Callback):
     """Passes shards to the dropouts of a custom module, and collects its logged metrics.
 
-    It also saves the image format. `monitors` maps settings to the metrics they name. Callbacks
-    decide by these metrics, so their values must be the same on all ranks. It must be the first
-    callback.
+    It also saves the image format. `watched` maps settings to the metrics they name. Callbacks
+    decide by these metrics, so values that differ between ranks are refused. Other metrics that
+    differ are reported once. It must be the first callback.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class Companion(L.Callback):
         self._name = module_name
         self._images = images
         self._dropouts = dropouts
-        self._watched = monitors
+        self._watched = watched
+        self._reported: set[str] = set()  # metrics that differ between ranks
         self._validated = -1  # epoch of the last validation
         self.metrics: dict[str, float] = {}
 
@@ -115,14 +119,11 @@ class Companion(L.Callback):
         """
         self._validated = trainer.current_epoch
         self._collect(trainer)
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._refuse_unfit(
-                [
-                    key
-                    for key, metric_name in self._watched.items()
-                    if metric_name.startswith("val/")
-                ]
-            )
+        is_fitting = trainer.state.fn == TrainerFn.FITTING
+        self._compare_ranks(
+            trainer,
+            [key for key, name in self._watched.items() if is_fitting and name.startswith("val/")],
+        )
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -138,17 +139,19 @@ class Companion(L.Callback):
                 if not metric_name.startswith("val/")
             }
         has_validation = is_overridden("validation_step", pl_module)
-        self._refuse_unfit(
+        self._compare_ranks(
+            trainer,
             [
                 key
-                for key, metric_name in self._watched.items()
-                if not (has_validation and metric_name[:4] == "val/")
-            ]
+                for key, name in self._watched.items()
+                if not (has_validation and name[:4] == "val/")
+            ],
         )
 
     @override
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._collect(trainer)
+        self._compare_ranks(trainer, [])
 
     @override
     def on_save_checkpoint(
@@ -164,19 +167,46 @@ class Companion(L.Callback):
         }
         self.metrics.update({name: float(value) for name, value in metrics.items()})
 
-    def _refuse_unfit(self, keys: Sequence[str]) -> None:
+    def _compare_ranks(self, trainer: L.Trainer, keys: Sequence[str]) -> None:
+        """Raise MetricError if a metric that one of the settings `keys` names is unfit.
+
+        Report other metrics that differ between ranks. Every rank must call it.
+        """
         everywhere = gather_objects(self.metrics)
         for key in keys:
-            metric_name = self._watched[key]
-            values = {metrics.get(metric_name) for metrics in everywhere}
-            if None in values:
+            name = self._watched[key]
+            if not all(name in metrics for metrics in everywhere):
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(
                     f"{key}={metric_name} is not logged by {self._name}, which logs {logs}: "
                     "choose from these"
                 )
-            if len(values) > 1 and not all(value != value for value in values):
+            if _differs(name, everywhere):
                 raise MetricError(
-                    f"{key}={metric_name}: {self._name} logs different values on the workers: "
-                    "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
+                    f"{key}={name}: {self._name} logs different values on the workers: {LOG_HINT}"
                 )
+        names = dict.fromkeys(name for metrics in everywhere for name in metrics)
+        differing = [
+            name for name in names if name not in self._reported and _differs(name, everywhere)
+        ]
+        self._reported.update(differing)
+        if differing and trainer.is_global_zero:
+            listed = "; ".join(f"{name} {_values_text(name, everywhere)}" for name in differing)
+            print(
+                f"{self._name} logs different values on the workers, of which those of rank 0 are "
+                f"recorded: {listed}: {LOG_HINT}.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _differs(name: str, everywhere: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether a metric differs between ranks. A metric that only some log differs."""
+    values = {metrics.get(name) for metrics in everywhere}
+    return len(values) > 1 and not all(value != value for value in values)
+
+
+def _values_text(name: str, everywhere: Sequence[Mapping[str, float]]) -> str:
+    """Return the values of a metric on all ranks as text."""
+    values = (metrics.get(name) for metrics in everywhere)
+    return ", ".join("nothing" if value is None else f"{value:.6g}" for value in values)
