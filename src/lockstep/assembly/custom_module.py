@@ -191,9 +191,9 @@ class Companion(L.Callback):
         ]
         self._reported.update(differing)
         if differing and trainer.is_global_zero:
-            listed = "; ".join(f"{name} {_values_text(name, everywhere)}" for name in differing)
+            listed = "; ".join(f"{name} ({_values_text(name, everywhere)})" for name in differing)
             print(
-                f"{self._name} logs different values on the workers, of which those of rank 0 are "
+                f"{self._name} logs different values on the workers, and those of rank 0 are "
                 f"recorded: {listed}: {LOG_HINT}.",
                 file=sys.stderr,
                 flush=True,
