@@ -27,7 +27,7 @@ from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.image_table import real_names
-from lockstep.data.module import Batching, ImageData
+from lockstep.data.module import Batching, ImageData, Storage
 from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
@@ -39,8 +39,10 @@ from lockstep.system.text import join_names, plural
 
 if TYPE_CHECKING:
     from lockstep.data.images.decoded_splits import Decoding
+    from lockstep.data.transforms.custom import CustomTransforms
 
 T = TypeVar("T")
+NUM_REPEATED = 16  # images that custom transforms change twice, to compare
 
 
 def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> ImageData:
@@ -201,8 +203,9 @@ def serve_images(session: Session, images: Splits) -> ImageData:
         from lockstep.data.images.random_crop import RandomCrop
 
         random_crop = RandomCrop(scale=crop.scale, ratio=crop.ratio, seed=config.seed)
-    augment = config.augment.model_dump(exclude={"random_resized_crop"})
-    return ImageData(
+    change = _custom_transforms(config)
+    augment = config.augment.model_dump(exclude={"random_resized_crop", "custom"})
+    data = ImageData(
         images,
         batching=Batching(
             global_batch_size=config.global_batch_size,
@@ -217,12 +220,38 @@ def serve_images(session: Session, images: Splits) -> ImageData:
         ),
         augment=partial(Augment, **augment, by_shard=session.shards and session.shards.map),
         crop=random_crop,
-        memory=config.data.memory,
-        num_workers=_num_workers(session, images),
+        change=change,
+        storage=Storage(
+            device=session.device,
+            memory=config.data.memory,
+            num_workers=_num_workers(session, images),
+        ),
         seed=config.seed,
         rank=session.rank,
-        device=session.device,
     )
+    if change is not None:
+        count = min(NUM_REPEATED, len(images.train))
+        readable(lambda: change.refuse_unrepeatable(lambda: data.example(count).inputs))
+    return data
+
+
+def _custom_transforms(config: Config) -> "CustomTransforms | None":
+    """Build the custom transforms of training images, or return None if there are none.
+
+    Raises ConfigError for a transform that cannot be built or sent to worker processes.
+    """
+    sections = config.augment.custom_sections
+    if not sections:
+        return None
+    from lockstep.data.transforms.custom import CustomTransforms
+
+    transforms = {}
+    for key, section in sections.items():
+        with build.target_errors(key, section):
+            transforms[key] = build.build(section)
+    change = CustomTransforms(transforms, config.seed)
+    readable(change.refuse_unpicklable)
+    return change
 
 
 def _num_workers(session: Session, images: Splits) -> int:

@@ -72,12 +72,17 @@ def scaling_note(config: Config, scaled_config: Config) -> str:
     return f"scale_with_workers: global batch {sizes}, learning rate {rates}"
 
 
-@contextlib.contextmanager
-def section_errors(config: Config, section: str) -> Iterator[None]:
+def section_errors(config: Config, section: str) -> contextlib.AbstractContextManager[None]:
     """Turn a TypeError or ValueError of a section's target into a ConfigError.
 
     The ConfigError names the `_target_` of the section.
     """
+    return target_errors(section, getattr(config, section))
+
+
+@contextlib.contextmanager
+def target_errors(key: str, section: Target) -> Iterator[None]:
+    """Turn a TypeError or ValueError of the target of the section at `key` into a ConfigError."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -85,13 +90,11 @@ def section_errors(config: Config, section: str) -> Iterator[None]:
             raise
         from lockstep.system.tracebacks import located
 
-        message = located(one_line(error), error)
-        key = (
-            ""
-            if message.startswith(f"{section}.")
-            else f"{section}._target_={getattr(config, section).target}"
-        )
-        raise ConfigError(Error("failed", key, f": {message}" if key else message)) from error
+        text = located(one_line(error), error)
+        if text.startswith(f"{key}."):
+            raise ConfigError(Error("failed", "", text)) from error
+        name = f"{key}._target_={section.target}"
+        raise ConfigError(Error("failed", name, f": {text}")) from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:

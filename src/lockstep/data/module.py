@@ -10,7 +10,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
-from lockstep.data.loader import Crop, ShardDataset, ShardLoader, copy_to_device, fits_on, pin_batch
+from lockstep.data.loader import (
+    Change,
+    Crop,
+    ShardDataset,
+    ShardLoader,
+    copy_to_device,
+    fits_on,
+    pin_batch,
+)
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.splits import (
     Pixels,
@@ -45,13 +53,25 @@ class Batching:
     balance: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """The device of a rank, where its images are stored, and by how many processes they are made.
+
+    `memory` is "device", "host", "stream" or "auto".
+    """
+
+    device: torch.device
+    memory: str
+    num_workers: int
+
+
 class ImageData(L.LightningDataModule):
     """Serves the shards of this rank, and augments training batches on the device.
 
     Images that are not streamed are stored on the GPU with `memory` "device". With "auto" they are
     stored there if they take at most half of the free GPU memory. `num_workers` processes decode
-    streamed images and make random crops. `augment` is called with `fill`, the mean color, and
-    `seed`.
+    streamed images, crop training images by `crop`, and change them by `change`. `augment` is
+    called with `fill`, the mean color, and `seed`.
     """
 
     def __init__(
@@ -61,17 +81,16 @@ class ImageData(L.LightningDataModule):
         batching: Batching,
         augment: Callable[..., Augment],
         crop: Crop | None,
-        memory: str,
-        num_workers: int,
+        change: Change | None,
+        storage: Storage,
         seed: int,
         rank: int,
-        device: torch.device,
     ) -> None:
         super().__init__()
         self._batching = batching
         self._seed = seed
         self._rank = rank
-        self._device = device
+        self._device = device = storage.device
         self.class_counts = splits.class_counts("train")
         if batching.overfit_batches:
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
@@ -89,29 +108,30 @@ class ImageData(L.LightningDataModule):
             self._order = functools.partial(
                 balance.order, splits.train.classes, torch.tensor(sizes)
             )
-        self._crop = crop
-        self._num_workers = num_workers
-        is_wanted = memory == "device" or (
-            memory == "auto"
-            and fits_on(
-                device, sum(num_bytes(images.pixels) for images in images_by_split.values())
-            )
+        self._makes_train = crop is not None or change is not None
+        self._num_workers = storage.num_workers
+        is_wanted = storage.memory == "device" or (
+            storage.memory == "auto"
+            and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
         )
         has_made = any(self._is_made(split) for split in images_by_split)
         self.is_on_device = device.type == "cuda" and not has_made and is_wanted
         self._images = {
-            split: ShardDataset(whole(images.pixels, device), images.targets.to(device))
-            if self.is_on_device
-            else ShardDataset(images.pixels, images.targets, crop if split == "train" else None)
-            for split, images in images_by_split.items()
+            name: ShardDataset(images.pixels, images.targets) for name, images in parts.items()
         }
+        if self.is_on_device:
+            self._images = {
+                name: ShardDataset(whole(images.pixels, device), images.targets.to(device))
+                for name, images in parts.items()
+            }
+        self._images["train"].crop, self._images["train"].change = crop, change
         # This checks the samples of a Dataset.
         self.look_at_batch: Callable[[Batch], None] | None = None
 
     def _is_made(self, split: str) -> bool:
         """Return whether worker processes make the images of a split on demand."""
         return is_streamed(self.splits.parts[split].pixels) or (
-            split == "train" and self._crop is not None
+            split == "train" and self._makes_train
         )
 
     @property
@@ -126,7 +146,7 @@ class ImageData(L.LightningDataModule):
         place = (
             "in host memory" if isinstance(pixels, Tensor) else f"in host memory, {pixels.reason}"
         )
-        return f"{place}, cropped by {processes}" if self._crop is not None else place
+        return f"{place}, transformed by {processes}" if self._makes_train else place
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

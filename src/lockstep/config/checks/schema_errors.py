@@ -6,7 +6,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from lockstep.config.errors import Error, mismatch
-from lockstep.config.schema.configuration import ENVIRONMENTS, METRICS, NAMED, fields, section
+from lockstep.config.schema.configuration import (
+    CUSTOM,
+    ENVIRONMENTS,
+    METRICS,
+    NAMED,
+    fields,
+    section,
+)
 from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
@@ -50,7 +57,7 @@ def _key_depth(path: Sequence[str]) -> int:
 
     The other parts are inside of a value.
     """
-    if tuple(path[:2]) in (ENVIRONMENTS, METRICS):
+    if tuple(path[:2]) in (CUSTOM, ENVIRONMENTS, METRICS):
         return 4
     return 3 if path[0] in NAMED or section(None, path[:2]) is not None else 2
 

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lockstep.config.errors import Error, mismatch, one_line
-from lockstep.config.schema.configuration import METRICS, NAMED, fields, section
+from lockstep.config.schema.configuration import CUSTOM, METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, targets
 from lockstep.system.text import near_names, question
 from lockstep.system.trees import at
@@ -217,21 +217,14 @@ def _parameter_errors(
         *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()),
     )
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
-        for k in (k for k in signature.required if k not in present_keys):
-            yield (
-                f"{key}.{k}",
-                Error(
-                    "missing",
-                    f"{key}.{k}",
-                    "is missing",
-                    f"{target_name} needs it, add +{key}.{k}=...",
-                ),
-            )
-    unknown_parameters = [
-        k for k in training_parameters if k not in signature.names and not signature.takes_any
-    ]
-    if unknown_parameters:
-        problem = f"does not take {' and '.join(unknown_parameters)} from the training"
+        for k in (k for k in signature.required if k not in given):
+            fix = f"{name} needs it, add +{key}.{k}=..."
+            if path[:2] == CUSTOM:
+                fix += f", or +{key}._partial_=true if it is the image"
+            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", fix)
+    refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
+    if refused:
+        problem = f"does not take {' and '.join(refused)} from the training"
         yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
     if TOTAL_STEPS in training_parameters and value.get("_interval_") == "epoch":
         problem = (

@@ -196,8 +196,10 @@ def _data_rules(config: Config) -> Iterator[Error]:
     ) is None:
         hint = "set it, or remove data.crop_percent and data.fit"
         yield Error("conflict", "data.image_size=null", "keeps images as they are", hint)
-    if config.augment.has_crops and config.data.memory == "device":
-        problem = ", but augment.random_resized_crop crops in host memory"
+    changes = [*config.augment.custom_sections]
+    changes += ["augment.random_resized_crop"] if config.augment.has_crops else []
+    if changes and config.data.memory == "device":
+        problem = f", but {changes[0]} changes images in host memory"
         yield Error("conflict", "data.memory=device", problem, "use data.memory=auto")
     is_dataset = config.data.target == "lockstep.data.dataset"
     if is_dataset and (mean is None) != (std is None):

@@ -120,6 +120,8 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
             section.pop(key, None)
     # Earlier versions did not have this key, and their checkpoints have no calibration to apply.
     tree.setdefault("calibrate", True)
+    if isinstance(tree.get("augment"), dict):
+        tree["augment"].setdefault("custom", {})
     if isinstance(tree.get("trainer"), dict):
         # Earlier versions did not have this key.
         tree["trainer"].setdefault("virtual_shards", None)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from lockstep.config.schema.augmentation import Augment
 from lockstep.config.schema.sections import (
-    Augment,
     Benchmark,
     Cluster,
     ExecutionEnvironment,
@@ -43,6 +43,7 @@ NAMED: dict[str, type[Section]] = {"callbacks": Open, "logger": Open, "parameter
 ENVIRONMENTS = ("benchmark", "environments")
 # The entries of this section inside another one have a target, and names that the user chooses.
 METRICS = ("task", "metrics")
+CUSTOM = ("augment", "custom")
 
 
 class Config(Section):
@@ -168,7 +169,7 @@ def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
         return ExecutionEnvironment if len(path) == 3 else None
     if head in NAMED:
         return NAMED[head] if len(path) == 2 else None
-    if tuple(path[:2]) == METRICS:
+    if tuple(path[:2]) in (METRICS, CUSTOM):
         return Open if len(path) == 3 else None
     if head == "search":
         return Search if len(path) == 1 else None

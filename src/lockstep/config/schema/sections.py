@@ -7,19 +7,16 @@ import re
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import TypeIs
 
-from lockstep.system.trees import leaves
 from lockstep.system.types import (
     MAX_INTEGER,
     Count,
     NonNegative,
     Positive,
     PositiveFloat,
-    Probability,
 )
 
 # A plain string in an annotation replaces the type and its pattern in help and errors.
@@ -30,9 +27,6 @@ Line = Annotated[str, Field(pattern=r"^[^\n]*\S[^\n]*$"), "a line of text"]
 Interface = Annotated[str, Field(min_length=1), "a network interface"]
 Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
 Variables = Annotated[dict[Variable, str | int], "{NAME:value,...}, names in capitals"]
-# Color factors are multiples of 1/1000 that float32 represents exactly
-# (data/transforms/photometric.py).
-Jitter = Annotated[float, Ge(0), Le(10)]
 Dotted = Annotated[
     str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$"), "a name like package.module.Class"
 ]
@@ -78,113 +72,6 @@ def scope_of(section_type: type[Section], field: FieldInfo) -> Scope | None:
 def is_section(annotation: Any) -> TypeIs[type[Section]]:
     """Return whether the annotation of a field is a section, not a value."""
     return isinstance(annotation, type) and issubclass(annotation, Section)
-
-
-def _is_interval(values: list[float]) -> list[float]:
-    if values[0] > values[1]:
-        raise ValueError("not an interval")
-    return values
-
-
-TWO = Field(min_length=2, max_length=2)
-Ratios = Annotated[
-    list[PositiveFloat], TWO, AfterValidator(_is_interval), "[low, high], 0 < low <= high"
-]
-Areas = Annotated[
-    list[Annotated[float, Field(gt=0, le=1)]],
-    TWO,
-    AfterValidator(_is_interval),
-    "[low, high], 0 < low <= high <= 1",
-]
-
-
-class RandomResizedCrop(Section):
-    """Random crops of the training images, taken when they are read, before all other changes."""
-
-    scope = Scope.NUMBERS
-
-    scale: Areas | None = Field(
-        description="area of the crop, as a fraction of the scaled image; null = off"
-    )
-    ratio: Ratios = Field(description="aspect ratio of the crop, width / height")
-
-
-class ColorJitter(Section):
-    """Random changes of color, one after the other."""
-
-    scope = Scope.NUMBERS
-
-    brightness: Jitter = Field(
-        description="pixel values times max(0, 1 - brightness) to 1 + brightness; 0 = off"
-    )
-    contrast: Jitter = Field(
-        description="contrast times max(0, 1 - contrast) to 1 + contrast; 0 = off"
-    )
-    saturation: Jitter = Field(
-        description="saturation times max(0, 1 - saturation) to 1 + saturation; 0 = off"
-    )
-    hue: Annotated[float, Ge(0), Le(0.5)] = Field(
-        description="maximum hue shift, as a fraction of the color wheel; 0 = off"
-    )
-
-
-class RandAugment(Section):
-    """RandAugment: operations of one strength, drawn for each image."""
-
-    scope = Scope.NUMBERS
-
-    num_ops: Annotated[int, Ge(0), Le(14)] = Field(
-        description="random operations on each image; 0 = off"
-    )
-    magnitude: Annotated[int, Ge(0), Le(30)] = Field(description="strength of the operations")
-
-
-class Augment(Section):
-    """Random changes of training images, drawn for each sample, in the order of docs/data.md."""
-
-    scope = Scope.NUMBERS
-
-    random_resized_crop: RandomResizedCrop
-    crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")
-    crop_border: Literal["zeros", "reflect"] = Field(
-        description="padding of crop_padding: zeros (black) or reflect (mirrored image)"
-    )
-    flip: bool | Literal["alternating"] = Field(
-        description="flip left-right with probability 1/2; alternating: every other epoch"
-    )
-    vertical_flip: bool = Field(description="flip upside down with probability 1/2")
-    rotation: Annotated[float, Ge(0), Le(180)] = Field(
-        description="rotate by up to this many degrees; 0 = off"
-    )
-    color_jitter: ColorJitter
-    cutout: Count = Field(description="side in pixels of a square set to the mean color; 0 = off")
-    cutout_inside: bool = Field(description="keep the square of cutout inside the image")
-    erasing: Probability = Field(
-        description="probability of a rectangle set to the mean color (Random Erasing)"
-    )
-    trivial: bool = Field(description="TrivialAugment (wide): one random operation on each image")
-    rand_augment: RandAugment
-    mixup: NonNegative = Field(
-        description="alpha of MixUp; 0 = off; with cutmix, each is used half of the time"
-    )
-    cutmix: NonNegative = Field(description="alpha of CutMix; 0 = off")
-
-    @property
-    def has_crops(self) -> bool:
-        return self.random_resized_crop.scale is not None
-
-    @property
-    def used(self) -> dict[str, Any]:
-        """Keys that enable an augmentation, with their values."""
-        qualifiers: Any = {
-            "crop_border": True,
-            "cutout_inside": True,
-            "rand_augment": {"magnitude"},
-        }
-        qualifiers["random_resized_crop"] = {"ratio"}
-        return {
-            key: value for key, value in leaves(self.model_dump(exclude=qualifiers), "") if value
-        }
 
 
 class Strategy(Section):

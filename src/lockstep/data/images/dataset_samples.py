@@ -4,9 +4,6 @@ Random transforms therefore give the same sample for any number of workers and p
 a resume.
 """
 
-import contextlib
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lockstep.data.images.random_states import keep_random_states, set_random_states
 from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
 from lockstep.system.tracebacks import located
@@ -75,16 +73,13 @@ class Samples:
         """
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
-        with _keep_random_states():
+        with keep_random_states():
             rows = self.rows[positions]
             for row, key in zip(
                 rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True
             ):
                 seed = seed_of(self.seed, "sample", self.setting, *keys, key)
-                # torch.manual_seed would also seed the GPUs.
-                torch.default_generator.manual_seed(seed)
-                np.random.seed(seed)
-                random.seed(seed)
+                set_random_states(seed)
                 one_input, target = pair(self.dataset, row, self.setting)
                 for role, value, reference in (
                     ("input", one_input, self.no_inputs),
@@ -117,7 +112,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
         raise
     except Exception as error:  # Custom code can raise any exception.
         raise ImageError(
-            [f"{setting}: sample {row} cannot be made ({_reason(error)}): fix or skip it."]
+            [f"{setting}: sample {row} cannot be made ({reason_of(error)}): fix or skip it."]
         ) from error
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ImageError(
@@ -153,17 +148,7 @@ def shape_text(value: Tensor, start_dim: int = 0) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape[start_dim:])}"
 
 
-def _reason(error: Exception) -> str:
-    message = " ".join(f"{type(error).__name__}: {error}".split())
-    return located(message.removesuffix(": "), error)
-
-
-@contextlib.contextmanager
-def _keep_random_states() -> Iterator[None]:
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
+def reason_of(error: Exception) -> str:
+    """Return an exception of custom code as one line, with its place."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return located(text.removesuffix(": "), error)
