@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # before torch is imported: results are compared bit by bit with those of processes that have one
 # thread
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # Its import would look for a newer version.
 
 
 @pytest.fixture(scope="session", autouse=True)

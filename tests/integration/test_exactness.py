@@ -27,7 +27,12 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 # one of each kind, for `make test`
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "balanced classes"),
-    *("own network", "own module", "Dataset", "folder, random crops"),
+    *(
+        "own network",
+        "own module",
+        "Dataset, custom transforms",
+        "folder, random crops, custom transforms",
+    ),
     *(
         "micro-batches, every augmentation, virtual shards in float64",
         "partly used network, virtual shards in float32",

@@ -30,6 +30,7 @@ from tests.support.recipes import (
     OPTIMIZATION,
     PLAIN,
     STREAMED,
+    TRANSFORMS,
     TURNED,
     UNEQUAL,
     of_library,
@@ -245,7 +246,7 @@ ROWS = {
     **{
         name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
         for name, overrides in {
-            "Dataset": TURNED,
+            "Dataset, custom transforms": (*TURNED, *TRANSFORMS),
             "Dataset of floats, micro-batches": (
                 *turned(is_float=True),
                 "trainer.accumulate_grad_batches=2",
@@ -268,10 +269,14 @@ ROWS = {
             ),
             Split(1, more=IN_MEMORY),
         )
-        for name, overrides in {"folder": FOLDER, "folder, random crops": CROPPED}.items()
+        for name, overrides in {
+            "folder": FOLDER,
+            "folder, random crops, custom transforms": (*CROPPED, *TRANSFORMS),
+        }.items()
     },
-    "random crops of tensors": Row(
-        (*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1")
+    "random crops of tensors, custom transforms": Row(
+        (*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1", *TRANSFORMS),
+        (*UNEVEN, RESUMED),
     ),
     "list": Row(
         LISTED,
@@ -303,8 +308,8 @@ VIRTUAL = (
     ("class weights, own metric", "bfloat16"),
     ("balanced classes", "float32"),
     ("numbers, another loss", "float64"),
-    ("Dataset", "float32"),
-    ("folder, random crops", "float32"),
+    ("Dataset, custom transforms", "float32"),
+    ("folder, random crops, custom transforms", "float32"),
     ("timm test_efficientnet", "float32"),
     ("timm test_vit", "bfloat16"),
 )

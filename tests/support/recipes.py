@@ -29,6 +29,12 @@ CROPPED = (
     "augment.mixup=0.4",
     "data.crop_percent=0.8",
 )
+TRANSFORMS = (
+    "+augment.custom.noise={_target_:tests.support.transforms.draw_everywhere,_partial_:true,strength:30}",
+    "+augment.custom.pipeline={_target_:albumentations.Compose,transforms:["
+    "{_target_:albumentations.GaussNoise,p:0.5},{_target_:albumentations.Rotate,p:0.5}]}",
+    "+augment.custom.erase={_target_:torchvision.transforms.v2.RandomErasing}",
+)
 IN_MEMORY = ("data.cache=null", "data.memory=host")
 STREAMED = ("data.memory=stream", "data.cache=null")
 LISTED = on_data("data=list", "data.image_size=16", "data.num_workers=1", "data.split_column=split")

@@ -125,7 +125,7 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     """
     if not is_trusted:
         permissions.need_readable(folder)
-    config = config_file.load(folder.config)
+    config = config_file.load_for_inference(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)
     errors = []

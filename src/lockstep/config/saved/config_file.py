@@ -112,6 +112,15 @@ def load(path: Path) -> Config:
     return config
 
 
+def load_for_inference(path: Path) -> Config:
+    """Read a saved configuration without its custom transforms, which only a training calls.
+
+    Raises ConfigError if it does not fit this version of Lockstep.
+    """
+    config = load(path)
+    return config.model_copy(update={"augment": config.augment.model_copy(update={"custom": {}})})
+
+
 def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     """Drop keys and values that this version no longer has, and add those that are new in it."""
     for *parents, key in GONE:
