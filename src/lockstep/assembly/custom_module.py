@@ -68,7 +68,7 @@ def build_module(
 class Companion(L.Callback):
     """Passes shards to the dropouts of a custom module, and collects its logged metrics.
 
-    It also saves the image format. `watched` maps settings to the metrics they name. Callbacks
+    It also saves the image format. `monitors` maps settings to the metrics they name. Callbacks
     decide by these metrics, so values that differ between ranks are refused. Other metrics that
     differ are reported once. It must be the first callback.
     """
@@ -83,7 +83,7 @@ class Companion(L.Callback):
         self._name = module_name
         self._images = images
         self._dropouts = dropouts
-        self._watched = watched
+        self._watched = monitors
         self._reported: set[str] = set()  # metrics that differ between ranks
         self._validated = -1  # epoch of the last validation
         self.metrics: dict[str, float] = {}
@@ -174,16 +174,17 @@ class Companion(L.Callback):
         """
         everywhere = gather_objects(self.metrics)
         for key in keys:
-            name = self._watched[key]
-            if not all(name in metrics for metrics in everywhere):
+            metric_name = self._watched[key]
+            if not all(metric_name in metrics for metrics in everywhere):
                 logs = ", ".join(self.metrics) or "nothing"
                 raise MetricError(
                     f"{key}={metric_name} is not logged by {self._name}, which logs {logs}: "
                     "choose from these"
                 )
-            if _differs(name, everywhere):
+            if _differs(metric_name, everywhere):
                 raise MetricError(
-                    f"{key}={name}: {self._name} logs different values on the workers: {LOG_HINT}"
+                    f"{key}={metric_name}: {self._name} logs different values on the workers: "
+                    f"{LOG_HINT}"
                 )
         names = dict.fromkeys(name for metrics in everywhere for name in metrics)
         differing = [

@@ -74,8 +74,10 @@ def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     # These targets lie in the image.
     if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:
         can_move = type(task).moved_targets is not Task.moved_targets
-        others = [name for name in used if name in OTHERS or name.startswith("custom.")]
-        for name in (name for name in used if name in others or (name in MOVING and not can_move)):
+        others = [name for name in augmentations if name in OTHERS or name.startswith("custom.")]
+        for name in (
+            name for name in augmentations if name in others or (name in MOVING and not can_move)
+        ):
             hint = (
                 "switch it off"
                 if name in others

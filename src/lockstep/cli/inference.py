@@ -118,7 +118,7 @@ def open_run(
         checkpoint = checkpoints.requested_checkpoint(
             folder, arguments.checkpoint, option="--checkpoint {}"
         )
-    saved = config_file.load_for_inference(folder.config)
+    saved_config = config_file.load_for_inference(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
     settings = (*trust.VARIABLES, *(trust.PATHS if reads_data else ()))

@@ -112,17 +112,20 @@ class ImageData(L.LightningDataModule):
         self._num_workers = storage.num_workers
         is_wanted = storage.memory == "device" or (
             storage.memory == "auto"
-            and fits_on(device, sum(num_bytes(images.pixels) for images in parts.values()))
+            and fits_on(
+                device, sum(num_bytes(images.pixels) for images in images_by_split.values())
+            )
         )
         has_made = any(self._is_made(split) for split in images_by_split)
         self.is_on_device = device.type == "cuda" and not has_made and is_wanted
         self._images = {
-            name: ShardDataset(images.pixels, images.targets) for name, images in parts.items()
+            split: ShardDataset(images.pixels, images.targets)
+            for split, images in images_by_split.items()
         }
         if self.is_on_device:
             self._images = {
-                name: ShardDataset(whole(images.pixels, device), images.targets.to(device))
-                for name, images in parts.items()
+                split: ShardDataset(whole(images.pixels, device), images.targets.to(device))
+                for split, images in images_by_split.items()
             }
         self._images["train"].crop, self._images["train"].change = crop, change
         # This checks the samples of a Dataset.

@@ -217,14 +217,16 @@ def _parameter_errors(
         *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()),
     )
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
-        for k in (k for k in signature.required if k not in given):
-            fix = f"{name} needs it, add +{key}.{k}=..."
+        for k in (k for k in signature.required if k not in present_keys):
+            fix = f"{target_name} needs it, add +{key}.{k}=..."
             if path[:2] == CUSTOM:
                 fix += f", or +{key}._partial_=true if it is the image"
             yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", fix)
-    refused = [k for k in supplied if k not in signature.names and not signature.takes_any]
-    if refused:
-        problem = f"does not take {' and '.join(refused)} from the training"
+    refused_parameters = [
+        k for k in training_parameters if k not in signature.names and not signature.takes_any
+    ]
+    if refused_parameters:
+        problem = f"does not take {' and '.join(refused_parameters)} from the training"
         yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
     if TOTAL_STEPS in training_parameters and value.get("_interval_") == "epoch":
         problem = (

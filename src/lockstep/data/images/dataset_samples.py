@@ -150,5 +150,5 @@ def shape_text(value: Tensor, start_dim: int = 0) -> str:
 
 def reason_of(error: Exception) -> str:
     """Return an exception of custom code as one line, with its place."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return located(text.removesuffix(": "), error)
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return located(message.removesuffix(": "), error)
