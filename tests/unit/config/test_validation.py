@@ -325,6 +325,7 @@ WORKING = {
 
 
 LIGHTNINGS = "+logger.mine={_target_:lightning.pytorch.loggers.WandbLogger}"
+NOISE = "+augment.custom.noise={_target_:tests.support.transforms.crop,_partial_:true}"
 IMAGES = ("data=image_folder", "data.root=images")
 DATASET = ("data=dataset", "data.train={_target_:torch.utils.data.TensorDataset}")
 HEAD = ("model=torchvision", "model.name=efficientnet_b0", "model.dropout=0.1")
@@ -376,6 +377,18 @@ TOGETHER: list[tuple[Sequence[str], str, str]] = [
         "conflict data.memory=device",
         "data.memory=auto",
     ),
+    (
+        [NOISE, "data.memory=device"],
+        "conflict data.memory=device",
+        "augment.custom.noise",
+    ),
+    ([NOISE, *PROBE], "conflict augment.custom.noise=tests.support.transforms.crop", ""),
+    (
+        ["+augment.custom.noise._target_=tests.support.transforms.crop"],
+        "missing augment.custom.noise.image",
+        "_partial_=true",
+    ),
+    (["+augment.custom.noise=3"], "value augment.custom.noise=3", ""),
     ([*IMAGES, "data.kept=true"], "unknown data.kept", ""),
     ([*IMAGES, "+data.kept=true"], "conflict data.kept", ""),
     ([*IMAGES, "+data.kept={}"], "conflict data.kept", ""),
