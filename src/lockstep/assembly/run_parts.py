@@ -137,6 +137,24 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
                 "remove it, and change the images in the source",
             )
         )
+    if config.data.validate_on_test and len(images.val):
+        errors.append(
+            Error(
+                "conflict",
+                "data.validate_on_test=true",
+                f"leaves {plural(len(images.val), 'given validation image')} unused",
+                "move them to train, or validate on them with data.validate_on_test=false",
+            )
+        )
+    if not len(images.val) and not config.data.validate_on_test:
+        errors.append(
+            Error(
+                "missing",
+                name,
+                "has no validation images",
+                "set data.val_fraction=0.1 to split them from train",
+            )
+        )
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
         errors.append(
@@ -197,6 +215,8 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
 def serve_images(session: Session, images: Splits) -> ImageData:
     """Serve this rank's shard of images."""
     config, trainer = session.config, session.config.trainer
+    if config.data.validate_on_test:
+        images = replace(images, val=images.test)
     crop = config.augment.random_resized_crop
     random_crop = None
     if crop.scale is not None:

@@ -19,9 +19,10 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
     """Keeps the best epoch, or the last one of equally good epochs.
 
     Without any usable value, it keeps the last epoch of all. It saves the validation loss of the
-    best epoch, and its number, counted from 0.
+    best epoch, and its number, counted from 0. If it `keeps_last`, the last epoch counts as best.
     """
 
+    keeps_last = False
     _best_loss: float | None = None
     best_epoch: int | None = None
 
@@ -39,7 +40,9 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
     @override
     def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
         loss = _loss_of(trainer)
-        if (
+        if self.keeps_last:
+            is_better = True
+        elif (
             current is None
             or not self.best_k_models
             or not self.save_top_k == 1 == self.every_n_epochs

@@ -257,7 +257,7 @@ class Record(L.Callback):
             else None,
             remaining_s=_round_digits(self.left_s(trainer)),
             images_per_s=_round_digits(self.images_per_s),
-            best=self._best_of(trainer),
+            best=self._best_of(trainer) if self._monitor is not None else None,
             monitor=self._monitor,
             mode=getattr(trainer.checkpoint_callback, "mode", None),
             metrics=dict(metrics_of(trainer, pl_module)),

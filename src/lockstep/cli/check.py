@@ -260,7 +260,9 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
 
     targets, class_names = inspection.targets[split], inspection.splits.class_names
     total_text = plural(len(inspection.seen[split]), "image")
-    is_one_number = targets.dim() == 1 and not targets.is_floating_point() and len(targets) > 0
+    if not len(targets):
+        return total_text
+    is_one_number = targets.dim() == 1 and not targets.is_floating_point()
     if is_one_number and 0 <= targets.min() <= targets.max() < len(class_names):
         counts = torch.bincount(targets.long(), minlength=len(class_names)).tolist()
     elif (
@@ -269,7 +271,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
         and bool(((targets == 0) | (targets == 1)).all())
     ):
         counts = targets.long().sum(0).tolist()
-    elif targets.dim() == 2 and targets.shape[1] == len(class_names) and len(targets):
+    elif targets.dim() == 2 and targets.shape[1] == len(class_names):
         values = zip(
             class_names,
             targets.amin(0).tolist(),

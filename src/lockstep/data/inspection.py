@@ -81,6 +81,8 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Te
     The target is empty (0, ...) for a sample that cannot be made.
     """
     files = images.pixels
+    if not len(images):
+        return  # An empty tensor splits into one part.
     if isinstance(files, ImageFiles):
         try:
             _ = files.shape

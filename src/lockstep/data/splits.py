@@ -306,7 +306,7 @@ class Fold(NamedTuple):
 def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
     """Return the size of a split for each of `fractions`, and the size of the rest.
 
-    Raises ValueError if a split is empty.
+    Raises ValueError if a split is empty whose fraction is not 0.
     """
     sizes = [round(count * fraction) for fraction in fractions.values()]
     sizes.append(count - sum(sizes))
@@ -315,12 +315,13 @@ def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
 
 
 def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
+    """Raise ValueError if training or a split with a fraction above 0 has no image."""
     if sizes[-1] < 1 or sum(fractions.values()) >= 1:
         settings = " and ".join(
             f"data.{split}_fraction={fraction}" for split, fraction in fractions.items()
         )
         raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
     for (split, fraction), size in zip(fractions.items(), sizes, strict=False):
-        if size < 1:
+        if fraction and size < 1:
             problem = f"makes a split of {size}: leave at least one image in every split."
             raise ValueError(f"data.{split}_fraction={fraction} of {images} {problem}")

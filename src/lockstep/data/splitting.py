@@ -67,13 +67,15 @@ def split_images(
 ) -> dict[str, Rows]:
     """Split positions into one sorted split for each of `fractions`, and "train" for the rest.
 
-    `test_split` is the split "test", if it is given. Each class has its fractions up to one image,
-    if one image remains for training. A class with three images or more is in every split. Groups
-    are not divided, and come as close to these numbers as possible. Images of the same name are in
-    the same split. The order of the images does not matter. Raises ValueError for an empty split,
-    and for a class with fewer images or groups than folds.
+    `test_split` is the split "test", if it is given. The split of a fraction of 0 is empty. Each
+    class has its fractions up to one image, if one image remains for training. A class with three
+    images or more is in every split. Groups are not divided, and come as close to these numbers as
+    possible. Images of the same name are in the same split. The order of the images does not
+    matter. Raises ValueError for another empty split, and for a class with fewer images or groups
+    than folds.
     """
-    splits, rest = dict[str, Rows](), np.arange(len(images.names))
+    rest = np.arange(len(images.names))
+    splits = {split: rest[:0] for split, fraction in fractions.items() if not fraction}
     if test_split is not None:
         earlier_splits = images.recorded_parts(["test", "train"])
         is_test = np.where(
@@ -84,6 +86,7 @@ def split_images(
         splits["test"], rest = np.flatnonzero(is_test), np.flatnonzero(~is_test)
         fractions = {split: fraction for split, fraction in fractions.items() if split != "test"}
         images = images.take(rest)
+    fractions = {split: fraction for split, fraction in fractions.items() if fraction}
     if not fractions:
         return splits | {"train": rest}
     all_fractions = np.array([*fractions.values(), 1 - sum(fractions.values())])

@@ -160,7 +160,7 @@ def images_of(session: Session, run: RunFolder, source: str, image_format: Image
     if source in ("val", "test"):
         splits = run_parts.splits(session, run, is_once=True)
         data_record.compare(session, splits, run)
-        return splits.parts[source]
+        return splits.test if session.config.data.validate_on_test else splits.parts[source]
     view, channels = view_of(session.config, image_format), image_format.image_shape[0]
     with (
         contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())

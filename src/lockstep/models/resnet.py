@@ -57,7 +57,8 @@ class ResNet18(nn.Module):
     The `init` "kaiming" draws convolutions by fan-out for ReLU and sets their bias to 0. It also
     sets the last norm's weight of every block to 0, so that a block starts as its shortcut (Goyal
     et al. 2017, section 5.1). "normal" draws the weights of convolutions and the linear layer from
-    N(0, 0.01^2). Other parameters have torch's initial values. With "torch", all parameters do.
+    N(0, 0.01^2), and "normal_zero" also sets their bias to 0. Other parameters have torch's initial
+    values. With "torch", all parameters do.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class ResNet18(nn.Module):
         bias: Annotated[bool, Doc("bias in the convolutions")],
         dropout: Annotated[Fraction, Doc("dropout before the last layer")],
         init: Annotated[
-            Literal["kaiming", "normal", "torch"],
-            Doc("He's, last norms zeroed; N(0, 0.01); torch's"),
+            Literal["kaiming", "normal", "normal_zero", "torch"],
+            Doc("He's, last norms zeroed; N(0, 0.01); the same, biases zeroed; torch's"),
         ],
     ) -> None:
         super().__init__()
@@ -98,7 +99,12 @@ class ResNet18(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(8 * width, num_classes)
         if init != "torch":
-            self.apply({"kaiming": _draw_kaiming, "normal": _draw_normal}[init])
+            draws = {
+                "kaiming": _draw_kaiming,
+                "normal": _draw_normal,
+                "normal_zero": _draw_normal_zero,
+            }
+            self.apply(draws[init])
 
     @override
     def forward(self, x: Tensor) -> Tensor:
@@ -143,3 +149,9 @@ def _draw_kaiming(layer: nn.Module) -> None:
 def _draw_normal(layer: nn.Module) -> None:
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.normal_(layer.weight, 0, 0.01)
+
+
+def _draw_normal_zero(layer: nn.Module) -> None:
+    _draw_normal(layer)
+    if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
+        nn.init.zeros_(layer.bias)

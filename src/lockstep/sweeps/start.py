@@ -71,9 +71,13 @@ def sweep(
 def check_inputs(configs: Sequence[Config]) -> None:
     """Raise ConfigError if data or initial weights of the jobs of a sweep do not exist.
 
-    The images of the first job are listed, so that what each job would reject is rejected before
-    the first one starts.
+    Raises it, too, if the sweep would select a trial by the test images. The images of the first
+    job are listed, so that what each job would reject is rejected before the first one starts.
     """
+    is_best = configs[0].sweep.test == "best"
+    if is_best and any(config.data.validate_on_test for config in configs):
+        problem = "selects by the validation, which data.validate_on_test=true does on the test"
+        raise ConfigError(Error("conflict", "sweep.test=best", problem, "set sweep.test=all"))
     if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
         for index, config in enumerate(configs):
             if all(config.data != earlier_config.data for earlier_config in configs[:index]):

@@ -39,6 +39,7 @@ def built_callbacks(config: Config) -> list[Callback]:
             callback = build.build(
                 section.model_copy(update={"target": f"{best.__name__}.ModelCheckpoint"})
             )
+            callback.keeps_last = config.data.validate_on_test
         callbacks.append(callback)
         # For a callback of a project, the check has seen only its name.
         if not section.target.startswith(("lightning.", "lockstep.")):

@@ -24,6 +24,7 @@ from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.text import describe_similar, join_names, plural
 
 FEW_CORES = 8
+ON_TEST = "the test images, as a curve: no model is chosen by it, and best.ckpt is the last epoch"
 REHEARSAL = "for testing; with few cores one process with all threads is faster"
 
 
@@ -122,6 +123,8 @@ def show_header(
         rows.append(
             ("classes", describe_counts(data.class_names, data.class_counts, config.data.balance))
         )
+    if config.data.validate_on_test:
+        rows.append(("val", ON_TEST))
     rows.append(("groups", describe_groups(data.splits)))
     images = None if is_resumed else data.splits
     if config.data.target in OF_FILES:
@@ -267,7 +270,8 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
             display_path(folder.best_checkpoint),
         )
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
-        rows.append(("best", none if value is None else f"{monitor} {measure(value)}, {path}"))
+        text = none if value is None else f"{monitor} {measure(value)}, {path}"
+        rows.append(("last" if session.config.data.validate_on_test else "best", text))
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
     rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))

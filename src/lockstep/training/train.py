@@ -57,12 +57,13 @@ def train(
             show_header(session, data, module, is_resumed=resumed_from.path is not None)
         callbacks = observers.built_callbacks(config)
         checkpoint = observers.prepared_checkpoint(callbacks, folder)
+        monitor = checkpoint.monitor if checkpoint else None
         profiler = observers.built_profiler(config, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
             facts={"name": config.run_name, **facts(session, data)},
-            monitor=checkpoint.monitor if checkpoint else None,
+            monitor=None if config.data.validate_on_test else monitor,
             first_step="compiling the network" if config.compile else "",
             note=resumed_from.note,
         )

@@ -48,6 +48,7 @@ class Objective:
 
     name: str
     is_max: bool
+    is_last: bool = False  # best.ckpt is the last epoch
 
     def value_in(self, folder: RunFolder) -> float | None:
         value = read_summary(folder).get("best")
@@ -59,13 +60,15 @@ def best_epoch(folder: RunFolder, objective: Objective) -> dict[str, float]:
 
     The row is empty without such an epoch.
     """
+    if objective.is_last:
+        return next(reversed(read_rows(folder)), {})
     return best_row(read_rows(folder), objective.name, is_max=objective.is_max)
 
 
 def monitored_objective(config: Config) -> Objective:
     """Return the metric by which best.ckpt is chosen, and its direction."""
     monitor, mode = build.monitored_metric(config)
-    return Objective(monitor, mode == "max")
+    return Objective(monitor, mode == "max", config.data.validate_on_test)
 
 
 def row_of(

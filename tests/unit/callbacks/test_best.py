@@ -45,7 +45,13 @@ class Scripted(L.LightningModule):
 
 
 def trained(
-    folder: Path, epochs: Epochs, mode: str, ckpt_path: Path | None = None, **settings: Any
+    folder: Path,
+    epochs: Epochs,
+    mode: str,
+    ckpt_path: Path | None = None,
+    *,
+    keeps_last: bool = False,
+    **settings: Any,
 ) -> None:
     best = ModelCheckpoint(
         folder,
@@ -55,6 +61,7 @@ def trained(
         enable_version_counter=False,
         save_on_train_epoch_end=True,
     )
+    best.keeps_last = keeps_last
     last = ModelCheckpoint(
         folder, "last", enable_version_counter=False, save_on_train_epoch_end=True
     )
@@ -98,6 +105,17 @@ def test_best_epoch(tmp_path: Path, mode: str, epochs: Epochs, best: int) -> Non
     assert row.get("epoch") == (best if is_known else None), (
         "a sweep reads the metrics of that epoch"
     )
+
+
+def test_last_epoch_kept(tmp_path: Path) -> None:
+    trained(tmp_path, [(3, 1), (1, 2), (NAN, 3)], "max", keeps_last=True)
+    assert epoch_in(tmp_path / "best.ckpt") == 3
+    folder = RunFolder(tmp_path)
+    files.write_rows(folder.metrics, [{"epoch": 1, "val/odd": 3}, {"epoch": 2, "val/odd": 1}])
+    assert best_epoch(folder, Objective("val/odd", True, is_last=True)) == {
+        "epoch": 2,
+        "val/odd": 1,
+    }
 
 
 @pytest.mark.parametrize(

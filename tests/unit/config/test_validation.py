@@ -114,6 +114,7 @@ GREEDY = "model._target_=lockstep_custom.Greedy"
 SGD = "optimizer._target_=lockstep_custom.sgd"
 OF_EVERY_SOURCE = {"memory": "auto", "num_workers": "auto", "copy_to": None, "folds": None}
 OF_EVERY_SOURCE |= {"balance": 0.0, "near_duplicates": 0.1, "fold": 0, "shared_groups": "refuse"}
+OF_EVERY_SOURCE |= {"validate_on_test": False}
 
 
 @pytest.fixture
@@ -340,6 +341,8 @@ WITHOUT = [f"~optimizer.{key}" for key in ("momentum", "nesterov")]
 NO_DECAY = ["~optimizer.weight_decay", "~optimizer.fused"]
 SCALED = ["scale_with_workers=true", "optimizer._target_=torch.optim.Adagrad", "~optimizer.lr"]
 AVERAGED = "+callbacks.x={_target_: lockstep.callbacks.AveragedWeights, multi_avg_fn: null}"
+ON_TEST = ("data.validate_on_test=true", "calibrate=false")
+STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 LARGE = 99999999999999999999
 
 # errors of several overrides together
@@ -429,6 +432,15 @@ TOGETHER: list[tuple[Sequence[str], str, str]] = [
         "",
     ),
     ([callback("ModelCheckpoint", ", save_top_k: -1")], "conflict callbacks.x", "callbacks.last"),
+    (["data.validate_on_test=true"], "conflict calibrate=true", "calibrate=false"),
+    (
+        [*ON_TEST, "callbacks=early_stopping"],
+        f"conflict callbacks.early_stopping={STOPPING}",
+        "callbacks.early_stopping=null",
+    ),
+    ([*ON_TEST, "search=tpe", "search.num_trials=2"], "conflict search", "-m optimizer.lr=0.1,0.2"),
+    ([*ON_TEST, *SCHEDULE, PLATEAU], f"conflict {PLATEAU}", "scheduler=constant"),
+    ([*ON_TEST, *PROBE], "conflict optimizer._target_=lockstep.models.Newton", "optimizer=sgd"),
     ([AVERAGED, "callbacks=ema"], "conflict callbacks.x", "callbacks.ema"),
     ([callback("LearningRateMonitor"), "logger=none"], "conflict callbacks.x", ""),
     ([callback("DeviceStatsMonitor"), "logger=none"], "conflict callbacks.x", ""),

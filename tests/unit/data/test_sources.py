@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torchvision import datasets
 from torchvision.datasets import utils as downloads
+from torchvision.transforms import v2
 
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import decode
@@ -102,6 +103,19 @@ def test_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
         pixels = FewImages("", part is not splits.test, False).data[rows]
         assert torch.equal(whole(part.pixels), torch.from_numpy(pixels).permute(0, 3, 1, 2))
         assert part.targets.tolist() == [row % 2 for row in rows]
+
+
+@pytest.mark.parametrize(("size", "scaled"), [(96, 96), ([5, 9], [7, 9])])
+def test_cifar10_resized(
+    size: int | list[int], scaled: int | list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "CIFAR10", FewImages)
+    settings: dict[str, Any] = {"root": "", "download": False, "val_fraction": 0.2, "split_seed": 0}
+    usual, resized = cifar10(**settings), cifar10(**settings, image_size=size)
+    transform = v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])
+    for part, expected in zip(resized.parts.values(), usual.parts.values(), strict=True):
+        assert torch.equal(whole(part.pixels), transform(whole(expected.pixels)))
+        assert list(part.names) == list(expected.names)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +293,10 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str]] = {  # files, or folders that en
         tuple(f"{part}/{name}" for part in ("train", "val", "valid") for name in TWO),
         r"has 2 folders for val: val, valid\. Keep one",
     ),
-    "no val": (tuple(f"train/{name}" for name in TWO), r'no split "val" and data\.val_fraction=0'),
+    "no test": (
+        tuple(f"train/{name}" for name in TWO),
+        r'no split "test" and data\.test_fraction=0',
+    ),
     "folds": (
         tuple(f"fold{number}/{name}" for number in (1, 2) for name in TWO),
         r"the same folders and no image in each of fold1, fold2.*name them train, val, test",
@@ -301,7 +318,7 @@ def test_layout_refused(tmp_path: Path, name: str) -> None:
     files, message = LAYOUTS[name]
     make_layout(tmp_path, files)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        read(tmp_path, val_fraction=0)
+        read(tmp_path, val_fraction=0, test_fraction=0)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_widen_channels() -> None:
     assert not _widen_channels(images).is_contiguous()
 
 
-@pytest.mark.parametrize("init", ["kaiming", "normal", "torch"])
+@pytest.mark.parametrize("init", ["kaiming", "normal", "normal_zero", "torch"])
 def test_init_deviation(init: str) -> None:
     for layer in small(width=32, init=init).modules():
         if isinstance(layer, nn.Conv2d):
@@ -62,7 +62,8 @@ def test_init_deviation(init: str) -> None:
                 2 / (layer.out_channels * size),
                 1 / (3 * layer.in_channels * size),
             )
-            expected = {"kaiming": by_fan_out**0.5, "normal": 0.01, "torch": by_fan_in**0.5}[init]
+            drawn = {"kaiming": by_fan_out**0.5, "torch": by_fan_in**0.5}
+            expected = drawn.get(init, 0.01)
             assert layer.weight.std().item() == pytest.approx(expected, rel=0.15)
             assert layer.bias is not None
-            assert bool(layer.bias.any()) == (init != "kaiming")
+            assert bool(layer.bias.any()) == (init in ("normal", "torch"))

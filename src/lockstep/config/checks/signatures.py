@@ -127,8 +127,10 @@ def has_parameter(target: str, parameter: str) -> bool:
 
 def _allow_default(annotation: Any, default: Any) -> Any:
     """Add the default to the annotation of a parameter, so that `size: int = None` accepts None."""
+    if default is not None or fits(annotation, None):
+        return annotation
     try:
-        return annotation | None if default is None else annotation
+        return annotation | None
     except TypeError:  # The annotation is not a type.
         return Any
 

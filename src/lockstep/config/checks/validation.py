@@ -63,7 +63,14 @@ def check_tree(
 def conflicts(config: Config) -> list[Error]:
     """Return the errors between keys, each of which is valid."""
     errors = list(_feature_rules(config))
-    for rule in (_task_rules, _class_rules, _data_rules, _package_rules, _batch_rules):
+    for rule in (
+        _task_rules,
+        _class_rules,
+        _data_rules,
+        _selection_rules,
+        _package_rules,
+        _batch_rules,
+    ):
         errors += rule(config)
     errors += callback_rules.errors(config)
     errors += slurm_rules.errors(config)
@@ -237,3 +244,27 @@ def _class_rules(config: Config) -> Iterator[Error]:
             "trains and tests on the first batches",
             hint,
         )
+
+
+def _selection_rules(config: Config) -> Iterator[Error]:
+    """Yield the errors of parts that would select by the test images."""
+    if not config.data.validate_on_test:
+        return
+    selecting = {
+        f"callbacks.{name}={section.target}": f"set callbacks.{name}=null"
+        for name, section in config.callbacks.items()
+        if section is not None
+        and not section.target.endswith(".ModelCheckpoint")
+        and str(section.arguments().get("monitor")).startswith("val/")
+    }
+    if config.calibrate:
+        selecting["calibrate=true"] = "set calibrate=false"
+    if config.search is not None:
+        selecting["search"] = "use a grid, which selects nothing: -m optimizer.lr=0.1,0.2"
+    if config.optimizer.is_newton:
+        selecting[f"optimizer._target_={config.optimizer.target}"] = "use optimizer=sgd"
+    if config.scheduler.target.endswith(".ReduceLROnPlateau"):
+        selecting[f"scheduler._target_={config.scheduler.target}"] = "use scheduler=constant"
+    for key, hint in selecting.items():
+        problem = "selects by the validation, which data.validate_on_test=true does on the test"
+        yield Error("conflict", key, problem, hint)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 from pydantic import ConfigDict, Field
+from typing_extensions import override
 
 from lockstep.config.schema.sections import Dotted, Scope, Section
 from lockstep.system.text import expand_path
@@ -164,6 +165,20 @@ class Data(Target):
         default="refuse",
         description="a group or a file in two given splits: report an error, or accept it",
     )
+    validate_on_test: bool = Field(
+        default=False,
+        description=(
+            "no validation split: train on its images, and validate on the test images; "
+            "nothing is selected by them, so that best.ckpt is the last epoch"
+        ),
+    )
+
+    @override
+    def arguments(self) -> dict[str, Any]:
+        given = super().arguments()
+        if not self.validate_on_test:
+            return given
+        return given | {key: 0 for key in ("val_fraction", "val_size") if key in given}
 
     @property
     def root(self) -> str | None:

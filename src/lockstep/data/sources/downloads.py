@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import torch
 from typing_extensions import Doc
 
+from lockstep.data.images.preprocessing import View
 from lockstep.data.sources import FOLDERS
 from lockstep.data.sources.builtin import split_at_random, take_images
 from lockstep.data.splits import Fold, Splits
-from lockstep.system.types import FilesRoot, PositiveFraction, SplitSeed
+from lockstep.system.types import FilesRoot, ImageSize, PositiveFraction, SplitSeed
 
 
 def fashion_mnist(
@@ -21,18 +22,26 @@ def fashion_mnist(
         PositiveFraction, Doc("fraction of the training images to use for validation")
     ],
     split_seed: SplitSeed,
+    image_size: ImageSize = None,
     fold: Fold | None = None,
 ) -> Splits:
     """Load Fashion-MNIST (Xiao et al. 2017), 70,000 images of clothes of 10 classes, (1, 28, 28).
 
     test is its test set of 10,000 images, or a `fold` of its training set of 60,000. val is split
-    from the training set. Raises FileNotFoundError for missing or damaged files, and ValueError if
-    a split is empty.
+    from the training set. Images are scaled to `image_size` as by `image_folder`. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import FashionMNIST
 
     return _torchvision_splits(
-        FashionMNIST, "lockstep.data.fashion_mnist", root, download, val_fraction, split_seed, fold
+        FashionMNIST,
+        "lockstep.data.fashion_mnist",
+        root,
+        download,
+        val_fraction,
+        split_seed,
+        image_size,
+        fold,
     )
 
 
@@ -44,18 +53,26 @@ def cifar10(
         PositiveFraction, Doc("fraction of the training images to use for validation")
     ],
     split_seed: SplitSeed,
+    image_size: ImageSize = None,
     fold: Fold | None = None,
 ) -> Splits:
     """Load CIFAR-10 (Krizhevsky 2009), 60,000 images of 10 classes, (3, 32, 32).
 
     test is its test set of 10,000 images, or a `fold` of its training set of 50,000. val is split
-    from the training set. Raises FileNotFoundError for missing or damaged files, and ValueError if
-    a split is empty.
+    from the training set. Images are scaled to `image_size` as by `image_folder`. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
     """
     from torchvision.datasets import CIFAR10
 
     return _torchvision_splits(
-        CIFAR10, "lockstep.data.cifar10", root, download, val_fraction, split_seed, fold
+        CIFAR10,
+        "lockstep.data.cifar10",
+        root,
+        download,
+        val_fraction,
+        split_seed,
+        image_size,
+        fold,
     )
 
 
@@ -66,6 +83,7 @@ def _torchvision_splits(
     download: bool,
     val_fraction: float,
     split_seed: int,
+    image_size: int | list[int] | None,
     fold: Fold | None,
 ) -> Splits:
     """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C).
@@ -88,8 +106,9 @@ def _torchvision_splits(
         )
         raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
     pixels = [torch.as_tensor(dataset.data) for dataset in datasets]
+    view = View.from_keys(image_size, "auto", "crop", "auto", "white")
     train, test = (
-        images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1)
+        view(images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1))
         for images in pixels
     )
     targets = [torch.as_tensor(dataset.targets) for dataset in datasets]

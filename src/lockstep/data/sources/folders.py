@@ -133,12 +133,9 @@ def complete_splits(
     missing_fractions = {
         split: fraction for split, fraction in fractions.items() if split not in table_splits
     }
-    for split, fraction in missing_fractions.items():
-        if fraction == 0 and (test_split is None or split == "val"):
-            hint = f"add images of it, or set data.{split}_fraction=0.1 to split it from train"
-            raise ValueError(
-                f'{table.setting} has no split "{split}" and data.{split}_fraction=0: {hint}.'
-            )
+    if missing_fractions.get("test") == 0 and test_split is None:
+        hint = "add images of it, or set data.test_fraction=0.1 to split it from train"
+        raise ValueError(f'{table.setting} has no split "test" and data.test_fraction=0: {hint}.')
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
     images = Unsplit(file_table.names, classes, split_seed, table.groups, kept).take(train)
     splits = table_splits | {
