@@ -244,3 +244,21 @@ except lockstep.ConfigError as error:
         "model._target_=mine.Net: .*project 2/mine.py.* but this process .*project 1/mine.py", error
     )
     assert is_as_before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mirror_images(trained: dict[str, RunFolder], kind: str) -> None:
+    path = trained[kind].path
+    if kind == "numbers":
+        with pytest.raises(ValueError, match=r"^task\._target_=.* has no probabilities"):
+            lockstep.load(path, trust=True, flip=True)
+        return
+    network = lockstep.load(path, trust=True)
+    shape = (4, *network.image_shape)
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    if kind != "floats":
+        images = (255 * images).to(torch.uint8)
+    both = torch.stack([network(images).values, network(images.flip(3)).values])
+    found = lockstep.load(path, trust=True, flip=True)(images).values
+    torch.testing.assert_close(found, both.mean(0), rtol=0, atol=1e-6)
+    assert abs(both[0] - both[1]).max() > 1e-4

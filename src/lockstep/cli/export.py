@@ -4,6 +4,7 @@ The file is checked on images of the run.
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.cli import inference
@@ -38,9 +39,9 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
             f"--output {arguments.output} {requirement}, or name a file that ends in .pt2."
         )
     inference.need_writable("--output", arguments.output)
-    folder, checkpoint, saved_config, source = inference.open_run(arguments, current)
-    adapted_config = saved_run.adapt_to_machine(saved_config, devices=1, strategy="cpu")
-    config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
+    trained, source = inference.open_run(arguments, current)
+    here = saved_run.adapt_to_machine(trained.config, devices=1, strategy="cpu")
+    config = saved_run.change_run(trained.folder, here, arguments.overrides, source).config
     data_presence.check(config.data)
     trainer = config.trainer.model_copy(
         update={"precision": "float32", "memory_format": "contiguous"}
@@ -49,4 +50,4 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     import_training()
     from lockstep.inference import export
 
-    return export.export(config, folder, checkpoint, output, arguments.max_error)
+    return export.export(replace(trained, config=config), output, arguments.max_error)

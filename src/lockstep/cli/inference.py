@@ -37,6 +37,7 @@ from lockstep.launch.worker import Job, Task
 from lockstep.runs import naming, permissions
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.launcher import outer_world
+from lockstep.trials.members import members
 
 # These overrides have no effect on a trained network.
 OF_A_TRAINING = ("hydra.", "resume=", "init_from=", "trainer.precision=")
@@ -57,12 +58,10 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
     try:
         refuse_training_overrides(arguments.overrides, "use --precision")
         reads_data = vars(arguments).get("source", "test") in ("val", "test")
-        folder, checkpoint, saved_config, source = open_run(
-            arguments, current, reads_data=reads_data
-        )
+        trained, source = open_run(arguments, current, reads_data=reads_data)
         devices, world = _devices(arguments.devices), outer_world(os.environ)
         adapted_config = saved_run.adapt_to_machine(
-            saved_config,
+            trained.config,
             devices=devices,
             strategy=arguments.strategy,
             world=world,
@@ -73,19 +72,20 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             adapted_config, may_differ = saved_run.replace_images(
                 adapted_config, arguments.overrides
             )
-        config = saved_run.change_run(folder, adapted_config, arguments.overrides, source).config
+        config = saved_run.change_run(
+            trained.folder, adapted_config, arguments.overrides, source
+        ).config
         if config.cluster.name != "none":
-            is_sweep = isinstance(options, LabelsOptions) and bool(options.predictions)
-            parents = (
-                path for path in folder.path.parents if is_sweep and (path / SWEEP).is_file()
-            )
-            return _submit(arguments, [str(next(parents, folder.path))], config)
+            is_sweep = bool(trained.others or getattr(options, "predictions", []))
+            path = trained.folder.path
+            parents = (folder for folder in path.parents if is_sweep and (folder / SWEEP).is_file())
+            return _submit(arguments, [str(next(parents, path))], config)
         may_differ = may_differ and config.changed_data == "refuse"
         if isinstance(options, EvalOptions):
             options = replace(options, may_differ=may_differ)
         if reads_data and not may_differ:
             data_presence.check(config.data)
-        return _compute(task, TrainedRun(folder, checkpoint, config), options, arguments.job)
+        return _compute(task, replace(trained, config=config), options, arguments.job)
     except ConfigError as error:
         exit_with(error)
 
@@ -104,20 +104,28 @@ def refuse_training_overrides(overrides: list[str], precision_hint: str) -> None
 
 def open_run(
     arguments: argparse.Namespace, current: Path, *, reads_data: bool = True
-) -> tuple[RunFolder, Path, Config, compose.Source]:
-    """Return the folder, checkpoint, configuration and modules of a run.
+) -> tuple[TrainedRun, compose.Source]:
+    """Return a run with its checkpoint and saved configuration, and its modules.
 
-    They are those for the project in the folder `current`.
+    They are those for the project in the folder `current`. Commands with --flip also take a sweep,
+    whose networks they average.
     """
-    folder = naming.find(arguments.run)
-    if not arguments.trust:
+    folders, average = (
+        members(arguments.run, is_flipped=arguments.flip)
+        if "flip" in arguments
+        else ([naming.find(arguments.run)], "")
+    )
+    for folder in folders if not arguments.trust else ():
         permissions.need_readable(folder)
-    if arguments.checkpoint is None:
-        checkpoint = folder.path  # No checkpoint is loaded.
-    else:
-        checkpoint = checkpoints.requested_checkpoint(
+    paths = [
+        folder.path  # No checkpoint is loaded.
+        if arguments.checkpoint is None
+        else checkpoints.requested_checkpoint(
             folder, arguments.checkpoint, option="--checkpoint {}"
         )
+        for folder in folders
+    ]
+    folder, *others = folders
     saved_config = config_file.load_for_inference(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
@@ -130,7 +138,9 @@ def open_run(
         is_trusted=arguments.trust,
         settings=settings,
     )
-    return folder, checkpoint, saved_config, source
+    return TrainedRun(
+        folder, paths[0], saved_config, tuple(others), vars(arguments).get("flip", False), average
+    ), source
 
 
 def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
@@ -337,7 +347,7 @@ def _submit(arguments: argparse.Namespace, run_paths: list[str], config: Config)
                 for key in VALUES
                 if options.get(key) is not None
             ),
-            *(f"--{key}" for key in ("strict", "trust") if options.get(key)),
+            *(f"--{key}" for key in ("strict", "trust", "flip") if options.get(key)),
             *(line for line, key in keys if scope(key) is not Scope.SUBMISSION),
         ]
 

@@ -42,7 +42,9 @@ PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
 # Several commands share the help of these arguments.
 OVERRIDES = "as for lockstep train"
 RUN = "run folder, or latest"
+NETWORK = "run folder, or latest; of a sweep, the networks of its best setting are averaged"
 SOURCE = "image file, folder of images, or split of the run's data: val or test"
+FLIP = "predict the mirror image of each image, too, and average both"
 MAX_ERROR = "maximum error rate of the answers, such as 0.05; other images are unknown"
 STRICT = "write nothing if an image cannot be read"
 TOP_K = "most probable classes in each row"
@@ -465,7 +467,7 @@ def _declare_eval(add_parser: AddParser) -> None:
         _run_inference,
         has_workers=True,
     )
-    parser.add_argument("run", help=RUN)
+    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
     parser.add_argument(
         "--split",
         choices=("test", "val", "all"),
@@ -480,6 +482,7 @@ def _declare_eval(add_parser: AddParser) -> None:
         metavar="FOLDER",
         help="new folder for report.json, the confusion matrix, and the worst mistakes",
     )
+    parser.add_argument("--flip", action="store_true", help=FLIP)
     _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
@@ -494,7 +497,7 @@ def _declare_predict(add_parser: AddParser) -> None:
         _run_inference,
         has_workers=True,
     )
-    parser.add_argument("run", help=RUN)
+    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
     parser.add_argument("source", help=SOURCE)
     parser.add_argument(
         "--output",
@@ -502,6 +505,7 @@ def _declare_predict(add_parser: AddParser) -> None:
     )
     parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
     parser.add_argument("--strict", action="store_true", help=STRICT)
+    parser.add_argument("--flip", action="store_true", help=FLIP)
     _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
@@ -536,7 +540,7 @@ def _declare_export(add_parser: AddParser) -> None:
         "write a trained network to a file for other programs, and check it",
         _run_export,
     )
-    parser.add_argument("run", help=RUN)
+    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
     parser.add_argument(
         "--output",
         help=(
@@ -545,6 +549,7 @@ def _declare_export(add_parser: AddParser) -> None:
         ),
     )
     parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
+    parser.add_argument("--flip", action="store_true", help=FLIP)
     _add_network_options(parser)
     json_output.add_option(parser)
 

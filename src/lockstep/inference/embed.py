@@ -18,6 +18,7 @@ from lockstep.inference import predict
 from lockstep.inference.options import EmbedOptions, TrainedRun
 from lockstep.inference.row_chunks import RowFile, write_rows
 from lockstep.models.classifier import Classifier
+from lockstep.models.ensemble import Ensemble
 from lockstep.models.frozen import head_inputs
 from lockstep.models.pretrained_metadata import attach_ends
 from lockstep.runs.files import atomic_file, csv_text
@@ -36,8 +37,8 @@ def embed(
     config = trained.config.model_copy(update={"compile": False})
     predict.refuse_custom_module(config, "lockstep embed")
     with open_session(folder, config, world) as session:
-        module = predict.load_network(session, trained.checkpoint)
-        images = predict.images_of(session, trained.folder, options.source, module.image_format)
+        module = predict.load_network(session, trained)
+        images = predict.images_of(session, trained, options.source, module.image_format)
         dtype = str(module.mean.dtype).removeprefix("torch.")
 
         def rows_of(positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:
@@ -55,9 +56,18 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
     """Return the inputs of the last layer, (B, D), for inputs (B, C, H, W) of the `Classifier`.
 
     The result is on the device of the module. Feature maps and tokens are averaged over positions.
-    Raises ConfigError for a network without such a layer.
+    Raises ConfigError for an average, and for a network without such a layer.
     """
     net, count = module.net, len(module.image_format.class_names)
+    if isinstance(net, Ensemble):
+        raise ConfigError(
+            Error(
+                "unsupported",
+                "features",
+                "are those of one network, not of an average",
+                "load one run, without flip",
+            )
+        )
     head = "".join(attach_ends(net, count).head[:1])
     if not head:
         raise ConfigError(

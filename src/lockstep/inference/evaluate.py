@@ -52,18 +52,28 @@ def evaluate(
     Prints the result, and writes scores.json. Returns the exit code.
     """
     config = trained.config
-    if options.output is not None or options.pictures is not None:
-        predict.refuse_custom_module(config, "lockstep eval with --output or --pictures")
+    if options.output is not None or options.pictures is not None or trained.average:
+        predict.refuse_custom_module(
+            config, "lockstep eval with --output, --pictures or an average"
+        )
     with open_session(folder, config, world) as session:
         data, selection, notes = _load_data(session, trained, options)
         module, callbacks = run_parts.build_module(session, run_parts.image_format(data))
+        if trained.average:
+            module = predict.load_network(session, trained)
         split = "val" if selection == "val" else "test"
         _refuse_unfit(config, module, split, options)
         trainer = run_parts.lightning_trainer(
             session, module, callbacks=callbacks, logger=False, enable_checkpointing=False
         )
         measure = trainer.test if split == "test" else trainer.validate
-        measure(module, data, ckpt_path=trained.checkpoint, weights_only=True, verbose=False)
+        measure(
+            module,
+            data,
+            ckpt_path=None if trained.average else trained.checkpoint,
+            weights_only=True,
+            verbose=False,
+        )
         images = data.splits.parts[split].head(data.batches(split).num_epoch_samples)
         metrics = metrics_of(trainer, module)
         outcomes = reliability.of(trainer)
@@ -82,6 +92,7 @@ def evaluate(
             "checkpoint": str(trained.checkpoint),
             "data": place,
             "split": selection,
+            "average": trained.average,
             "images": len(images),
             "metrics": {
                 name.removeprefix(f"{split}/"): value for name, value in sorted(metrics.items())
@@ -96,7 +107,7 @@ def evaluate(
             result |= {"notes": notes} if notes else {}
             _show(result)
         if options.output is not None:
-            network = predict.load_network(session, trained.checkpoint)
+            network = predict.load_network(session, trained)
             ranks = ranking_argument(network, options.top_k)
             rows = PredictionRows(network, config.task.target, images.names, ranks, has_truth=True)
             write_rows(
@@ -126,9 +137,12 @@ def _load_data(
     Every rank must call it.
     """
     if options.may_differ:
-        contents = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
+        saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
         result = find_images(
-            session, trained.folder, ImageFormat(**contents["image_format"]), options.split
+            session,
+            (trained.folder, *trained.others),
+            ImageFormat(**saved["image_format"]),
+            options.split,
         )
         if result is not None:
             images, selection, notes = result
@@ -142,6 +156,7 @@ def _load_data(
                 "use test or val",
             )
         )
+    predict.refuse_other_splits(trained)
     return run_parts.image_data(session, trained.folder), options.split or "test", {}
 
 
@@ -177,30 +192,36 @@ def _show(result: dict[str, Any]) -> None:
         else plural(count, f"{result['split']} image")
     )
     values = [(name, f"{value:.6f}") for name, value in result["metrics"].items()]
-    show_table(f"{result['checkpoint']} on {images}", [*values, *notes.items()])
+    show_table(
+        f"{result['average'] or result['checkpoint']} on {images}", [*values, *notes.items()]
+    )
     class_report.show_report(result)
     if "calibration" in result:
         scores.show(result["calibration"])
 
 
 def find_images(
-    session: Session, run: RunFolder, form: ImageFormat, split: str | None
+    session: Session, runs: Sequence[RunFolder], form: ImageFormat, split: str | None
 ) -> Found | None:
     """Find the image files of the configuration. Every rank must call it.
 
-    Returns None if they are those of the run. Without `split` all images are used, unless there is
-    a test split. Raises ConfigError for classes that the run does not have, and for images of
-    another shape.
+    Returns None if they are those of the `runs`, whose networks are averaged. Without `split` all
+    images are used, unless there is a test split. Raises ConfigError for classes that the run
+    does not have, and for images of another shape.
     """
 
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, completes_splits=False, is_other=True)
         _refuse_similar_classes(files.table, form.class_names)
-        overlap = data_record.overlap(run, files.table)
+        overlap = data_record.overlap(runs[0], files.table)
         if overlap is None:
             return None
-        repeated_names = overlap.trained
+        names = {*overlap.trained}
+        for run in runs[1:]:
+            if (run_overlap := data_record.overlap(run, files.table)) is not None:
+                names.update(run_overlap.trained)
+        repeated_names = sorted(names)
         if split is None and 2 * len(repeated_names) > overlap.num_trained:
             raise ValueError(
                 f"the data has {len(repeated_names)} of the {overlap.num_trained} training images, "
@@ -208,7 +229,7 @@ def find_images(
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
         if split in ("val", "test") and split not in files.table.splits:
-            files = files_of(section, is_other=True, kept=data_record.recorded_splits(run))
+            files = files_of(section, is_other=True, kept=data_record.recorded_splits(runs[0]))
         table = _match_classes(files.table, form.class_names)
         selection = split or ("test" if "test" in table.splits else "all")
         rows = np.arange(len(table.names)) if selection == "all" else table.splits[selection]

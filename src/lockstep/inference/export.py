@@ -23,14 +23,14 @@ from lockstep import __version__
 from lockstep.assembly.run_parts import once_a_node, open_source
 from lockstep.assembly.session import open_session
 from lockstep.config.errors import ConfigError, Error, one_line
-from lockstep.config.schema.configuration import Config
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import View, resize, size_of
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
+from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.runs.files import answer, atomic_file
-from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
 from lockstep.system.terminal import show_table
@@ -121,16 +121,17 @@ def _round_quotient(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator - 1 + numerator // denominator % 2) // (2 * denominator)
 
 
-def export(
-    config: Config, run: RunFolder, checkpoint: Path, output: Path, max_error: float | None
-) -> int:
-    """Write the network of a checkpoint of `run` to `output`, after a check on test images.
+def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
+    """Write the network of a run to `output`, after a check on test images.
 
     Returns the exit code, which is 1 if the predictions of the file differ. Raises ConfigError if
     the network cannot be exported.
     """
+    config, run, checkpoint = trained.config, trained.folder, trained.checkpoint
     predict.refuse_custom_module(config, "lockstep export")
-    threshold, message = selective.threshold_of(checkpoint, config, max_error)
+    threshold, message = selective.threshold_of(
+        checkpoint, config, max_error, average=trained.average
+    )
     with (
         open_session(run, config, None) as session,
         warnings.catch_warnings(),
@@ -138,19 +139,21 @@ def export(
     ):
         load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
-        module = predict.load_network(session, checkpoint)
+        module = predict.load_network(session, trained)
         form, view = module.image_format, predict.view_of(config, module.image_format)
         exported = Exported(module, view, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         class_names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
         facts |= {
+            "average": trained.average,
             "predictions": module.task.named,
             "class_names": class_names,
             "image_shape": form.image_shape,
         }
         if not form.is_float:
-            facts |= {"mean": form.mean, "std": form.std}
+            # The networks of an average may have different statistics.
+            facts |= {} if trained.average else {"mean": form.mean, "std": form.std}
             facts |= {
                 key: getattr(view, key)
                 for key in ("crop_percent", "fit", "interpolation", "background")

@@ -35,7 +35,7 @@ def judge(
     with open_session(folder, trained.config, world) as session:
         images = run_parts.splits(session, trained.folder, is_once=True)
         data_record.compare(session, images, trained.folder)
-        paths = options.predictions or _predict(session, images, trained.checkpoint)
+        paths = options.predictions or _predict(session, images, trained)
 
         def write() -> None:
             facts, rows = _judge(paths, images, is_run=not options.predictions)
@@ -60,12 +60,12 @@ def judge(
     return 0
 
 
-def _predict(session: Session, images: Splits, checkpoint: Path) -> list[Path]:
+def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path]:
     """Write the probabilities of the images that the run was not trained on.
 
     Every rank must call it.
     """
-    module, paths = predict.load_network(session, checkpoint), []
+    module, paths = predict.load_network(session, trained), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.parts[split].classes is None:
             task = f"task._target_={session.config.task.target}"

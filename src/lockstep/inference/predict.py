@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.assembly import data_record, networks, run_parts
 from lockstep.assembly.agreement import together
@@ -29,8 +29,10 @@ from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
 from lockstep.inference.row_chunks import RowFile, RowWriter, write_rows, write_table
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.ensemble import Ensemble
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
+from lockstep.runs.naming import display_path
 from lockstep.system.launcher import World
 from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
@@ -50,12 +52,14 @@ def predict(
     config, output = trained.config, options.output
     refuse_custom_module(config, "lockstep predict")
     with open_session(folder, config, world) as session:
-        threshold, message = together(
-            lambda: selective.threshold_of(trained.checkpoint, config, options.max_error)
+        threshold, text = together(
+            lambda: selective.threshold_of(
+                trained.checkpoint, config, options.max_error, average=trained.average
+            )
         )
-        print(message if session.rank == 0 else "", end="", flush=True)
-        module = load_network(session, trained.checkpoint)
-        images = images_of(session, trained.folder, options.source, module.image_format)
+        print(text if session.rank == 0 else "", end="", flush=True)
+        module = load_network(session, trained)
+        images = images_of(session, trained, options.source, module.image_format)
         ranks = ranking_argument(module, options.top_k, is_shown=output is None)
         rows = PredictionRows(module, config.task.target, images.names, ranks, threshold)
         json_rows: list[dict[str, Any]] = []
@@ -71,6 +75,7 @@ def predict(
         result: dict[str, Any] = {
             "predictions": len(images) - len(errors),
             "unreadable": len(errors),
+            "average": trained.average,
         }
         if options.is_json and output is None:
             result["rows"] = json_rows
@@ -115,20 +120,54 @@ def refuse_custom_module(config: Config, who: str) -> None:
         )
 
 
-def load_network(session: Session, checkpoint: Path) -> Classifier:
-    """Load the network of a checkpoint on the device of this process, ready to predict.
+def load_network(session: Session, trained: TrainedRun) -> Classifier:
+    """Load the network of a run on the device of this process, ready to predict.
 
-    Every rank must call it.
+    It can be the average of several networks. Every rank must call it. Raises ConfigError for an
+    average without probabilities, and for networks of other classes or images.
     """
-    contents = torch.load(checkpoint, map_location="cpu", weights_only=True)
     # Threads call the network, and the switches of the compiler apply to the complete process.
-    if session.device.type == "cpu":
+    if session.device.type == "cpu" or trained.average:
         session = replace(session, config=session.config.model_copy(update={"compile": False}))
-    module = networks.classifier(session, ImageFormat(**contents["image_format"]), total_steps=1)
-    module.load_state_dict(contents["state_dict"])
-    if session.config.calibrate:
-        calibration.restore(module, contents)
+    members = [
+        _load_member(session, folder.checkpoints / trained.checkpoint.name)
+        for folder in (trained.folder, *trained.others)
+    ]
+    module = members[0]
+    if trained.average and not calibration.has_probabilities(module.task):
+        raise ConfigError(
+            Error(
+                "unsupported",
+                f"task._target_={session.config.task.target}",
+                "has no probabilities to be averaged",
+                "give one run, not flipped",
+            )
+        )
+    forms = [member.image_format._replace(mean=(), std=()) for member in members]
+    if any(form != forms[0] for form in forms):
+        raise ConfigError(
+            Error(
+                "conflict",
+                display_path(trained.folder.path),
+                "and other trials of its setting have different classes or image sizes",
+                "give one run",
+            )
+        )
+    if trained.average:
+        module.net = Ensemble(members, is_flipped=trained.is_flipped)
+        module.calibration = nn.Identity()
+        if not module.image_format.is_float:  # Each member normalizes by its own statistics.
+            module.mean, module.std = torch.zeros_like(module.mean), torch.ones_like(module.std)
     return module.to(session.device).eval()
+
+
+def _load_member(session: Session, checkpoint: Path) -> Classifier:
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    module = networks.classifier(session, ImageFormat(**saved["image_format"]), total_steps=1)
+    module.load_state_dict(saved["state_dict"])
+    if session.config.calibrate:
+        calibration.restore(module, saved)
+    return module
 
 
 def view_of(config: Config, image_format: ImageFormat) -> View:
@@ -152,14 +191,17 @@ def predictions(module: Classifier, inputs: Tensor) -> Tensor:
         return module.task.predictions(module.calibration(module(inputs.to(module.device))))
 
 
-def images_of(session: Session, run: RunFolder, source: str, image_format: ImageFormat) -> Images:
+def images_of(
+    session: Session, trained: TrainedRun, source: str, image_format: ImageFormat
+) -> Images:
     """Return the images of a source: a split of the data of a run, a folder or a file.
 
     Every rank must call it.
     """
     if source in ("val", "test"):
-        splits = run_parts.splits(session, run, is_once=True)
-        data_record.compare(session, splits, run)
+        refuse_other_splits(trained)
+        splits = run_parts.splits(session, trained.folder, is_once=True)
+        data_record.compare(session, splits, trained.folder)
         return splits.test if session.config.data.validate_on_test else splits.parts[source]
     view, channels = view_of(session.config, image_format), image_format.image_shape[0]
     with (
@@ -171,6 +213,28 @@ def images_of(session: Session, run: RunFolder, source: str, image_format: Image
             Error("changed", source, "changed while the workers listed it", "start again")
         )
     return images
+
+
+def refuse_other_splits(trained: TrainedRun) -> None:
+    """Raise ConfigError if networks to be averaged were trained on other images, as in folds.
+
+    Some of them would then know the images of a split. Every rank must call it.
+    """
+    if not trained.others:
+        return
+    first, *others = together(
+        lambda: list(map(data_record.recorded_splits, (trained.folder, *trained.others)))
+    )
+    if any(splits != first for splits in others):
+        raise ConfigError(
+            Error(
+                "conflict",
+                "the average",
+                "needs other images: its networks were trained on different images of the data, "
+                "and so on some of this split",
+                "name a folder, or read out_of_fold.csv of a sweep over folds",
+            )
+        )
 
 
 def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:

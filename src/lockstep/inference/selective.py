@@ -65,20 +65,35 @@ def choose(
 
 
 def threshold_of(
-    checkpoint: Path, config: Config, max_error: float | None, option: str = "--max-error "
+    checkpoint: Path,
+    config: Config,
+    max_error: float | None,
+    option: str = "--max-error ",
+    *,
+    average: str = "",
 ) -> tuple[float | None, str]:
-    """Return the threshold of the checkpoint of a run, and lines to print about it.
+    """Return the threshold of the checkpoint of a run, and lines to print about the predictions.
 
     The threshold is None without `max_error`. It is chosen on the validation images, or on those of
     all folds of its setting. Raises ConfigError, which names the `option`, if there is no
-    threshold. Also raises it for images in groups, which are not independent.
+    threshold. Also raises it for images in groups, which are not independent, and for an `average`,
+    whose probabilities are not those of the checkpoint.
     """
     if max_error is None:
-        return None, ""
+        return None, average and f"{average}\n"
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
         raise ConfigError(
             Error("value", option, "is not between 0 and 1", "use an error rate such as 0.05")
+        )
+    if average:
+        raise ConfigError(
+            Error(
+                "conflict",
+                option,
+                "holds for the probabilities of one network, not for an average",
+                "give one run, without mirror images",
+            )
         )
     if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
         raise ConfigError(

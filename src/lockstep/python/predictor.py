@@ -24,6 +24,7 @@ from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
 from lockstep.inference import embed, predict, selective
+from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier
 from lockstep.python import configuration
 from lockstep.python.images import ImageLike, Inputs, inputs_of
@@ -32,6 +33,7 @@ from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system import hardware
 from lockstep.system.text import plural
+from lockstep.trials.members import members
 
 
 def load(
@@ -41,11 +43,14 @@ def load(
     device: str | torch.device | None = None,
     calibrate: bool = True,
     max_error: float | None = None,
+    flip: bool = False,
     trust: bool = False,
 ) -> "Predictor":
     """Load the trained network of a run.
 
-    The run is its folder, `latest` for the newest below outputs/, or a `lockstep.Run`.
+    The run is its folder, `latest` for the newest below outputs/, or a `lockstep.Run`. Of the
+    folder of a sweep, the networks of its best setting are loaded, and their probabilities are
+    averaged. With `flip`, those of each image and its mirror image are averaged, too.
 
     The device is that of a training with these settings on this machine: its first GPU, else its
     CPU. `device` selects another one: "cpu", "cuda", "cuda:1". It computes in float32, or in
@@ -58,15 +63,21 @@ def load(
     Raises FileNotFoundError if the run or its checkpoint does not exist. Raises ValueError if the
     checkpoint is damaged or the device does not exist. Raises ConfigError, a ValueError, for
     untrusted or missing modules, and for an error rate that cannot be kept. Also raises it for a
-    custom LightningModule, which has no task that predicts.
+    custom LightningModule, which has no task that predicts, and for networks that cannot be
+    averaged.
     """
-    folder = naming.find(os.fspath(run))
+    folders, average = members(os.fspath(run), is_flipped=flip)
     if checkpoint not in ("best", "last"):
         raise ValueError(f'checkpoint={checkpoint!r} does not exist: choose "best" or "last".')
-    path = checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
+    path, *_ = [
+        checkpoints.requested_checkpoint(folder, checkpoint, option='checkpoint="{}"')
+        for folder in folders
+    ]
     devices, strategy = _trainer_settings(device)
     with _keep_global_state(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        saved_config = configuration.load_settings(folder, is_trusted=trust)
+        saved_config, *_ = [
+            configuration.load_settings(folder, is_trusted=trust) for folder in folders
+        ]
         predict.refuse_custom_module(saved_config, "lockstep.load")
         adapted_config = saved_run.adapt_to_machine(
             saved_config, devices=devices, strategy=strategy
@@ -76,8 +87,11 @@ def load(
             | {"calibrate": calibrate and saved_config.calibrate}
         )
         with open_session(RunFolder(Path(scratch)), config, None) as session:
-            threshold, _ = selective.threshold_of(path, config, max_error, "max_error=")
-            return Predictor(session, predict.load_network(session, path), path, threshold)
+            trained = TrainedRun(folders[0], path, config, tuple(folders[1:]), flip, average)
+            threshold, _ = selective.threshold_of(
+                path, config, max_error, "max_error=", average=trained.average
+            )
+            return Predictor(session, predict.load_network(session, trained), trained, threshold)
 
 
 @contextlib.contextmanager
@@ -131,9 +145,14 @@ class Predictor:
     """
 
     def __init__(
-        self, session: Session, module: Classifier, checkpoint: Path, threshold: float | None = None
+        self,
+        session: Session,
+        module: Classifier,
+        trained: TrainedRun,
+        threshold: float | None = None,
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint: Path = trained.checkpoint
+        self._average = trained.average
         self.precision: str = session.precision
         self.threshold = threshold
         self._module = module
@@ -194,7 +213,7 @@ class Predictor:
         in float64. Feature maps and tokens are averaged over positions. Features of files in a
         folder that cannot be read are NaN. `lockstep embed` writes the same values, up to rounding.
         Raises the errors of a call, and ConfigError, a ValueError, for a network without such a
-        layer.
+        layer, and for an average.
         """
         return self._values(images, embed.features)[0]
 
@@ -233,6 +252,6 @@ class Predictor:
         shape = "x".join(map(str, self.image_shape))
         output = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
         return (
-            f"Predictor({naming.display_path(self.checkpoint)}: {output}, "
+            f"Predictor({self._average or naming.display_path(self.checkpoint)}: {output}, "
             f"{self.precision} on {self.device})"
         )

@@ -86,7 +86,7 @@ def test_submit_max_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
     monkeypatch.setattr(submission, "start_command", start)
     typed = argparse.Namespace(
-        command="predict", source="photos", max_error=0.05, top_k=2, overrides=[]
+        command="predict", source="photos", max_error=0.05, top_k=2, flip=True, overrides=[]
     )
     assert inference._submit(typed, ["run"], config_of()) == 0
     assert given == [
@@ -96,4 +96,5 @@ def test_submit_max_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         "--top-k=2",
         "--max-error=0.05",
         f"--job={tmp_path}",
+        "--flip",
     ]

@@ -82,7 +82,8 @@ FOREIGN_NAMES = {
     ),
     "global_batch_size=... larger, for fewer messages "
     "(strategy.gradient_dtype was removed in 0.3)": "strategy.gradient_dtype",
-    "augment.flip=true for mirror images (flip_test was removed in 0.3)": "flip_test",
+    "augment.flip=true to train on mirror images, lockstep predict --flip to average their "
+    "predictions (flip_test was removed in 0.3)": "flip_test",
     "the check into the function of data._target_=... (_check_ was removed in 0.3)": "data._check_",
     "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
 }
