@@ -110,6 +110,7 @@ def _labelled(kind: str, *overrides: str) -> tuple[str, ...]:
 ROWS = {
     # a last batch of two: empty shards
     "remainder": Row((*SMALL, "data.train_size=66"), ALL),
+    "incomplete batch dropped": Row((*SMALL, "data.train_size=66", "data.drop_last=true"), ALL),
     # a last batch that takes in a last sample, which batch norm could not normalize alone
     "one more, averaged weights": Row(
         (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema"), ALL

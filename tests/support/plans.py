@@ -18,6 +18,7 @@ class Plan:
     accumulate_grad_batches: int = 1
     shuffle_seed: int | None = 3
     num_batches: int | None = None
+    drop_last: bool = False
     with_partner: bool = False
     order: Callable[[torch.Generator], torch.Tensor] | None = None
 
@@ -32,6 +33,7 @@ class Plan:
             rank=rank,
             worker_weights=worker_weights or [1],
             num_batches=self.num_batches,
+            drop_last=self.drop_last,
             with_partner=self.with_partner,
             order=self.order,
         )

@@ -42,7 +42,7 @@ def record(name: str, workers: int, seconds: float, **changes: Any) -> dict[str,
         "nodes": 1, "workers": workers,
         "threads_per_worker": 1, "precision": "float32", "global_batch_size": 64, "epochs": 3,
         "elapsed_s": 60.0, "images_per_s": results.spread([1000 / time for time in times]),
-        "epoch_s": results.spread(times), "val_accuracy": 0.9, **changes,
+        "epoch_s": results.spread(times), "val_accuracy": 0.9, "test_accuracy": 0.8, **changes,
     }  # fmt: skip
 
 
@@ -199,6 +199,13 @@ def test_record_of_a_run(tmp_path: Path) -> None:
     assert epochs["epoch_s"] == {"median": 5, "low": 4, "high": 10, "count": 3}
 
 
+def test_scale_in_every_environment() -> None:
+    scaled = found(2, 4, "scale_with_workers=true")
+    configs = [scaled[name].config for name in DEFAULTS]
+    sizes = [config.global_batch_size for config in configs if config is not None]
+    assert sizes == [64, 128, 64, 256, 256]
+
+
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:
     variables = {**environ(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     with open(cwd / "log", "wb") as log:
@@ -235,6 +242,11 @@ def test_benchmark_of_two_processes(tmp_path: Path) -> None:
     assert environments["gpus"]["state"] == "skipped"
     two = environments["parallel-cpu"]
     assert (two["state"], two["workers"], two["precision"]) == ("measured", 2, "float64")
+    evaluated = subprocess.run(
+        [TOOL, "eval", folder_of(tmp_path) / "parallel-cpu", "--devices", "1", "--json"],
+        **{"cwd": tmp_path, "env": environ(), "capture_output": True, "check": True},
+    )
+    assert two["test_accuracy"] == json.loads(evaluated.stdout)["metrics"]["accuracy"]
     rows = RunFolder(folder_of(tmp_path) / "parallel-cpu").read_metrics()
     speeds = np.array([float(row["images_per_s"]) for row in rows])
     assert two["epochs"] == len(rows)

@@ -99,6 +99,15 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
                 "return Splits(..., statistics=Statistics(mean, std))",
             )
         )
+    if config.data.drop_last and len(pixels) < config.global_batch_size:
+        errors.append(
+            Error(
+                "range",
+                "data.drop_last=true",
+                f"leaves no batch of {config.global_batch_size} of {len(pixels)} training images",
+                "use a smaller global_batch_size",
+            )
+        )
     uses = {
         "data.balance": config.data.balance,
         "task.class_weights": config.task.arguments().get("class_weights"),
@@ -237,6 +246,7 @@ def serve_images(session: Session, images: Splits) -> ImageData:
             limit_test_batches=trainer.limit_test_batches,
             overfit_batches=trainer.overfit_batches,
             balance=config.data.balance,
+            drop_last=config.data.drop_last,
         ),
         augment=partial(Augment, **augment, by_shard=session.shards and session.shards.map),
         crop=random_crop,

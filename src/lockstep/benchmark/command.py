@@ -8,6 +8,7 @@ benchmark cannot be resumed. A second Ctrl-C exits immediately, without a report
 import contextlib
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,17 +16,19 @@ from typing import Any
 
 from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
-from lockstep.config import overrides
+from lockstep.config import overrides, saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError, Error, exit_with
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig
+from lockstep.inference import tasks
+from lockstep.inference.options import EvalOptions, TrainedRun
 from lockstep.launch import worker
 from lockstep.launch.parent import Workers
 from lockstep.launch.worker import Job
 from lockstep.runs import naming, permissions
-from lockstep.runs.files import answer, write_json
+from lockstep.runs.files import answer, read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -176,7 +179,34 @@ def _measure(environment: Environment, folder: RunFolder, flag: SignalFlag) -> r
         return results.record(environment, folder, "failed", cause)
     if flag.received:
         return results.record(environment, folder, "stopped", "interrupted")
-    return results.record(environment, folder, "measured", "")
+    accuracy = _test_accuracy(environment, folder, flag)
+    return results.record(environment, folder, "measured", "", accuracy)
+
+
+def _test_accuracy(environment: Environment, folder: RunFolder, flag: SignalFlag) -> float | None:
+    """Return the accuracy of the best weights on the test set, or None without one.
+
+    The processes of this machine compute it as `lockstep eval` does, after the time that is
+    measured.
+    """
+    assert environment.config is not None
+    config = saved_run.adapt_to_machine(
+        environment.config, devices=environment.num_local, strategy=None
+    )
+    best = folder.best_checkpoint
+    checkpoint = best if best.exists() else folder.last_checkpoint
+    request = {"trained": TrainedRun(folder, checkpoint, config), "options": EvalOptions("test")}
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
+        job = Job(tasks.evaluate, RunFolder(Path(path)), request)
+        count = environment.num_local
+        workers = Workers(job, count, is_parallel=count > 1, log=folder.path / LOG)
+        try:
+            workers.start({**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)})
+            while workers.poll(POLL_S) is None and not flag.received:
+                pass
+        finally:
+            workers.kill()
+        return read_json(job.folder.scores).get("test/accuracy")
 
 
 def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int:
@@ -189,7 +219,7 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
         if environment.num_nodes > 1:  # Rank 0 locks the folder.
             workers = step.Step(folder, environment.num_nodes, environment.num_local, log=log)
         else:
-            options = {"command": naming.resume_command(folder.path), "has_test": True}
+            options = {"command": naming.resume_command(folder.path), "has_test": False}
             job = Job(worker.train, folder, options)
             workers = Workers(
                 job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log

@@ -100,7 +100,7 @@ def _environment(
     }
     tree["strategy"]["name"] = entry.strategy
     tree["cluster"]["gpus_per_node"] = None  # The job may have more GPUs than the run.
-    tree["scale_with_workers"] = entry.scale_with_workers
+    tree["scale_with_workers"] = entry.scale_with_workers or config.scale_with_workers
     # The check is for one machine, because this process is alone.
     run_config = validation.check_tree(tree)
     trainer = run_config.trainer.model_copy(update={"num_nodes": num_nodes})

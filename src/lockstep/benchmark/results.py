@@ -27,7 +27,7 @@ HEADS = (
     "s/epoch",
     "images/s",
     "speed-up",
-    "val/accuracy",
+    "test/accuracy",
 )
 
 
@@ -55,7 +55,13 @@ def skipped_record(environment: Environment, reason: str) -> Record:
     }
 
 
-def record(environment: Environment, folder: RunFolder, state: str, reason: str) -> Record:
+def record(
+    environment: Environment,
+    folder: RunFolder,
+    state: str,
+    reason: str,
+    test_accuracy: float | None = None,
+) -> Record:
     """Return the record of a run, where `state` is measured, stopped or failed.
 
     The speed is that of complete epochs, or without one that of the steps so far.
@@ -83,6 +89,7 @@ def record(environment: Environment, folder: RunFolder, state: str, reason: str)
         "images_per_s": spread(rates) if rates else None,
         "epoch_s": spread([status["train_images"] / rate for rate in rates]) if rates else None,
         "val_accuracy": max(accuracies, default=None),
+        "test_accuracy": test_accuracy,
     }
 
 
@@ -123,5 +130,5 @@ def _cells(r: Record, factor: float | None) -> list[str]:
         f"{r['epoch_s']['median']:.4g}" if r["epoch_s"] else "-",
         f"{r['images_per_s']['median']:,.0f}" if r["images_per_s"] else "-",
         f"{factor:.2f}" if factor is not None else "-",
-        f"{r['val_accuracy']:.4f}" if r["val_accuracy"] is not None else "-",
+        f"{r['test_accuracy']:.4f}" if r["test_accuracy"] is not None else "-",
     ]

@@ -386,6 +386,7 @@ def _steps(config: Config, num_images: int) -> str:
         rank=0,
         worker_weights=[1],
         num_batches=trainer.limit_train_batches,
+        drop_last=config.data.drop_last,
     )
     size, epochs = plural(config.global_batch_size, "image"), plural(trainer.max_epochs, "epoch")
     return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"

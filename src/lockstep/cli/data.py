@@ -1,6 +1,7 @@
 """`lockstep data`: checks images, or downloads what a training needs."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.runs import naming
@@ -26,6 +27,8 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     )
     fetch = commands.add_parser("fetch", help=help_text, description=help_text)
     _add_overrides(fetch)
+    help_text = "new folder for the images as PNG files: train/CLASS and test/CLASS"
+    fetch.add_argument("--folders", metavar="DIR", type=Path, help=help_text)
     json_output.add_option(fetch)
 
 
@@ -58,6 +61,6 @@ def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:
             return check.check(
                 overrides, source, is_json=arguments.json, pictures=arguments.pictures
             )
-        return fetch.fetch(overrides, source)
+        return fetch.fetch(overrides, source, arguments.folders)
     except errors.ConfigError as error:
         errors.exit_with(error)

@@ -4,6 +4,7 @@ Jobs on nodes without a network can then use them.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence
@@ -15,11 +16,15 @@ from lockstep.system.terminal import show_table
 from lockstep.system.text import plural
 
 
-def fetch(override_lines: Sequence[str], source: compose.Source) -> int:
+def fetch(
+    override_lines: Sequence[str], source: compose.Source, folders: Path | None = None
+) -> int:
     """Download what a training with these overrides needs, and print where it is.
 
-    Returns the exit code.
+    The images are also written as files of classes into `folders`. Returns the exit code.
     """
+    if folders is not None:
+        _refuse_used_folder(folders)
     config = overrides.check(override_lines, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
@@ -43,6 +48,10 @@ def fetch(override_lines: Sequence[str], source: compose.Source) -> int:
 
     def load(local_section: Data) -> tuple[str, str | None, int, int]:
         images, decoding = open_source(config.seed, local_section)
+        if folders is not None:
+            from lockstep.cli.class_folders import write_class_folders
+
+            write_class_folders(images, folders)
         folder = decoding.table.folder if decoding is not None else local_section.root
         description = plural(sum(map(len, images.parts.values())), "image") + (
             f" in {folder}" if folder else ""
@@ -67,6 +76,15 @@ def fetch(override_lines: Sequence[str], source: compose.Source) -> int:
         ("data", description),
         ("weights", weights),
         ("for jobs", f"data.root={root}" if is_url else ""),
+        ("folders", "" if folders is None else str(folders)),
     ]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)
     return 0
+
+
+def _refuse_used_folder(folder: Path) -> None:
+    """Raise ConfigError if a folder exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            Error("exists", f"--folders {folder}", "is not empty", "name a new folder")
+        )

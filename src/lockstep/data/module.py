@@ -51,6 +51,7 @@ class Batching:
     limit_test_batches: int | None
     overfit_batches: int
     balance: float
+    drop_last: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +189,7 @@ class ImageData(L.LightningDataModule):
             rank=self._rank,
             worker_weights=b.worker_weights,
             num_batches=limits[split],
+            drop_last=is_train and b.drop_last,
             with_partner=is_train and self.augment.needs_partner,
             order=self._order if is_train else None,
         )

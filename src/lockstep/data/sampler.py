@@ -44,13 +44,14 @@ class GlobalBatches(Sampler[ShardIndices]):
     Every rank has the same number of shards, and each sample occurs once. The global batch of a
     step is split into `accumulate_grad_batches` micro-batches of one size. A sample that would be
     alone in the last global batch or micro-batch joins the previous one, because batch norm cannot
-    normalize a single value.
+    normalize a single value. With `drop_last` an incomplete last global batch is left out, and its
+    micro-batches with it.
 
     Without `shuffle_seed`, the order is that of the data set. With it, the order depends only on
     (seed, epoch). `order` draws the order from a generator. It returns as many samples, and can
     repeat some of them. If it is None, each sample is drawn once. `num_batches` limits the
     micro-batches of an epoch. `with_partner` appends to every shard the sample that is mixed with
-    its last one.
+    its last one. `num_epoch_samples` is the number of samples of one epoch, over all ranks.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class GlobalBatches(Sampler[ShardIndices]):
         rank: int,
         worker_weights: Sequence[int],
         num_batches: int | None,
+        drop_last: bool = False,
         with_partner: bool = False,
         order: Callable[[torch.Generator], torch.Tensor] | None = None,
     ) -> None:
@@ -74,15 +76,18 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.rank = rank
         self.worker_weights: tuple[int, ...] = tuple(worker_weights)
         self.micro_batch_size: int = global_batch_size // accumulate_grad_batches
-        self.num_batches: int = math.ceil(num_samples / self.micro_batch_size)
+        self.num_epoch_samples = num_samples
+        if drop_last:
+            self.num_epoch_samples -= num_samples % global_batch_size
+        self.num_batches: int = math.ceil(self.num_epoch_samples / self.micro_batch_size)
         if self.num_batches > 1 and 1 in (
-            num_samples % self.micro_batch_size,
-            num_samples % global_batch_size,
+            self.num_epoch_samples % self.micro_batch_size,
+            self.num_epoch_samples % global_batch_size,
         ):
             self.num_batches -= 1
-        self._is_cut_short = num_batches is not None and num_batches < self.num_batches
-        if num_batches is not None:
-            self.num_batches = min(self.num_batches, num_batches)
+        if num_batches is not None and num_batches < self.num_batches:
+            self.num_batches = num_batches
+            self.num_epoch_samples = num_batches * self.micro_batch_size
         self.with_partner = with_partner
         self.order = order
         self.epoch: int = 0
@@ -98,11 +103,6 @@ class GlobalBatches(Sampler[ShardIndices]):
     def seek(self, epoch: int, start: int) -> None:
         """Start the next iteration at micro-batch `start` of `epoch`."""
         self.epoch, self.start = epoch, start
-
-    @property
-    def num_epoch_samples(self) -> int:
-        """Return the number of samples of one epoch, over all ranks."""
-        return self.num_batches * self.micro_batch_size if self._is_cut_short else self.num_samples
 
     @property
     def num_steps(self) -> int:

@@ -110,7 +110,7 @@ def device_name(session: Session) -> str:
 def show_header(
     session: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool
 ) -> None:
-    """Print data, network, workers, batch, precision and folder of a run, unless it is silent."""
+    """Print what a run trains, on what, how and where, unless it is silent."""
     config, count, device = session.config, session.world_size, device_name(session)
     if config.silent:
         return
@@ -156,6 +156,7 @@ def show_header(
         rows.append(("shards", f"{number} virtual shards: the same bits on up to {number} workers"))
     rows += [
         ("batch", _batch(session, data)),
+        ("optimizer", "" if config.has_custom_module else optimizer_text(config)),
         ("precision", f"{session.precision} ({session.precision_reason})"),
     ]
     if isinstance(module, Classifier):
@@ -210,6 +211,15 @@ def _batch(session: Session, data: ImageData) -> str:
         reverse=True,
     )
     return f"{description}, up to {' or '.join(map(str, shards))} on each worker"
+
+
+def optimizer_text(config: Config) -> str:
+    """Describe the optimizer, its learning rate and its schedule, which a probe does not have."""
+    name = config.optimizer.target.rpartition(".")[2]
+    if config.optimizer.is_newton:
+        return name
+    rate = "" if config.optimizer.lr is None else f" {config.optimizer.lr:g}"
+    return f"{name}, learning rate{rate} ({config.scheduler.target.rpartition('.')[2]})"
 
 
 def _num_parameters(module: L.LightningModule) -> int:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torchvision import models
 
+from lockstep.assembly import run_parts
 from lockstep.cli.fetch import fetch
+from lockstep.config import overrides
 from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from tests.support.copies import contents, shown
@@ -47,6 +49,32 @@ def test_fetch_url_offline_job(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ConfigError, match=r"data\.copy_to=\$TMPDIR/x is on the job's machine: remove it"
     ):
         fetch([*asked, "data.copy_to=$TMPDIR/x"], compose.DEFAULT)
+
+
+def test_fetch_as_class_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A source of folders reads the pixels of the data set, and its test split."""
+    folder = tmp_path / "new" / "digits"
+    assert fetch(["data=digits"], compose.DEFAULT, folder) == 0
+    written_as = [
+        "data=image_folder",
+        f"data.root={folder}",
+        "data.image_size=8",
+        "data.channels=1",
+    ]
+    (config,) = overrides.check(written_as).configs
+    (digits,) = overrides.check(["data=digits"]).configs
+    written, images = (run_parts.open_source(0, each.data)[0] for each in (config, digits))
+    assert written.class_names == images.class_names
+    tests = [each.test.pixels[torch.arange(len(each.test))] for each in (written, images)]
+    rows = [sorted(pixels.flatten(1).tolist()) for pixels in tests]
+    assert rows[0] == rows[1]
+    assert len(written.train) + len(written.val) == len(images.train) + len(images.val)
+    with pytest.raises(ConfigError) as caught:
+        fetch(["data=digits"], compose.DEFAULT, folder)
+    assert [(error.code, error.key) for error in caught.value.errors] == [
+        ("exists", f"--folders {folder}")
+    ]
+    assert [path.name for path in folder.parent.iterdir()] == ["digits"]
 
 
 def test_fetch_library_weights(

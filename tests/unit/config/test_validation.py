@@ -17,7 +17,7 @@ from lockstep.config.composing.compose import Source, groups
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import FOREIGN_NAMES
+from lockstep.config.schema.legal_keys import ALWAYS_ON, FOREIGN_NAMES
 from lockstep.system import hardware, processes
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once, config_of
@@ -88,7 +88,7 @@ def test_group_options_pass(choice: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_experiments_with_debug_presets() -> None:
     pairs = [f"experiment={','.join(GROUPS['experiment'])}", f"debug={','.join(GROUPS['debug'])}"]
-    assert errors(*pairs, "data.root=here", is_multirun=True) == []
+    assert errors(*pairs, "data=image_folder", "data.root=here", is_multirun=True) == []
 
 
 MODULE = """
@@ -115,6 +115,7 @@ SGD = "optimizer._target_=lockstep_custom.sgd"
 OF_EVERY_SOURCE = {"memory": "auto", "num_workers": "auto", "copy_to": None, "folds": None}
 OF_EVERY_SOURCE |= {"balance": 0.0, "near_duplicates": 0.1, "fold": 0, "shared_groups": "refuse"}
 OF_EVERY_SOURCE |= {"validate_on_test": False}
+OF_EVERY_SOURCE |= {"drop_last": False}
 
 
 @pytest.fixture
@@ -802,12 +803,23 @@ def test_resume_search_trial() -> None:
     assert (again.search, again.trainer.max_epochs) == (trial.search, 9)
 
 
+def test_dry_run_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    job = ["cluster=slurm", "cluster.time_min=60", "trainer.devices=1"]
+    assert codes(errors(*job)) == ["not-installed cluster=slurm"]
+    assert config_of(*job, "dry_run=true").dry_run
+
+
 # -- names of other frameworks ---------------------------------------------------------------------
 
 ALL_GROUPS = groups(*compose.DEFAULT.folders)
 
 
-@pytest.mark.parametrize("line", FOREIGN_NAMES)
+FIXES = [(foreign, f"write {settings}") for foreign, settings in FOREIGN_NAMES]
+FIXES += [(foreign, f"remove it: {what}") for foreign, what in ALWAYS_ON]
+
+
+@pytest.mark.parametrize("line", [settings for _, settings in FOREIGN_NAMES])
 def test_foreign_name_suggestion(line: str) -> None:
     words = [word for word in line.split() if "=" in word]
     config = composed_once([word for word in words if "..." not in word], with_hydra=True)
@@ -816,13 +828,23 @@ def test_foreign_name_suggestion(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "name"),
-    [(line, name) for line, names in FOREIGN_NAMES.items() for name in names.split()],
+    ("name", "fix"), [(name, fix) for foreign, fix in FIXES for name in foreign.split()]
 )
-def test_foreign_name_refused(monkeypatch: pytest.MonkeyPatch, line: str, name: str) -> None:
+def test_foreign_name_refused(monkeypatch: pytest.MonkeyPatch, name: str, fix: str) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
+    typed = name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"
     with pytest.raises(ConfigError) as caught:
-        overrides.check(
-            [name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"]
-        )
-    assert str(caught.value).endswith((f": write {line}", f": write {line.replace('...', '3')}"))
+        overrides.check([typed])
+    assert str(caught.value).endswith((f": {fix}", f": {fix.replace('...', '3')}"))
+
+
+def test_foreign_names_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
+    typed = ["ExecutionEnvironment=parallel-cpu", "MiniBatchSize=256", "Shuffle=every-epoch"]
+    with pytest.raises(ConfigError) as caught:
+        overrides.check(typed)
+    assert [error.fix for error in caught.value.errors] == [
+        "write strategy=cpu trainer.devices=...",
+        "write global_batch_size=256",
+        "remove it: training images are shuffled in each epoch",
+    ]

@@ -109,6 +109,7 @@ def without_class_3() -> Splits:
             "task.class_weights=balanced needs the class",
         ),
         ("data=synthetic", without_class_3, "no training image of class 3"),
+        ("data.drop_last=true", without_class_3, "leaves no batch of 64 of 3 training images"),
     ],
 )
 def test_images_refused(setting: str, load: Callable[[], Splits], message: str) -> None:

@@ -14,6 +14,12 @@ from tests.support.plans import Plan
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 LOADS = st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(any)
+
+
+def step_size(plan: Plan) -> int:
+    return plan.micro_batch_size * plan.accumulate_grad_batches
+
+
 PLANS = st.builds(
     Plan,
     num_samples=st.integers(1, 60),
@@ -21,7 +27,8 @@ PLANS = st.builds(
     accumulate_grad_batches=st.integers(1, 4),
     shuffle_seed=st.none() | st.integers(0, 2**40),
     num_batches=st.none() | st.integers(1, 8),
-)
+    drop_last=st.booleans(),
+).filter(lambda plan: not plan.drop_last or plan.num_samples >= step_size(plan))
 
 
 def order_of(batches: GlobalBatches | ShardLoader) -> list[int]:
@@ -53,7 +60,7 @@ def test_any_ranks(plan: Plan, worker_weights: list[int], epoch: int) -> None:
 @repeatable
 @given(PLANS, st.integers(0, 3))
 def test_samples_drawn_once(plan: Plan, epoch: int) -> None:
-    plan = replace(plan, num_batches=None)
+    plan = replace(plan, num_batches=None, drop_last=False)
     batches = put_together([list(plan.of(epoch=epoch))])
     assert sorted(index for batch in batches for index in batch) == list(range(plan.num_samples))
     assert all(len(batch) == plan.micro_batch_size for batch in batches[:-1])
@@ -67,7 +74,7 @@ def test_single_last_sample_taken_in(plan: Plan) -> None:
 
     Batches that are all of one sample stay as they are.
     """
-    plan = replace(plan, num_batches=None)
+    plan = replace(plan, num_batches=None, drop_last=False)
     shards = [shard for _, shard in plan.of()]
     if plan.micro_batch_size > 1 and plan.num_samples > 1:
         assert min(shard.size for shard in shards) > 1
@@ -108,6 +115,19 @@ def test_limit(plan: Plan, limit: int) -> None:
     limited = replace(plan, num_batches=limit).of()
     assert put_together([list(limited)]) == whole[:limit]
     assert len(limited) == len(whole[:limit])
+
+
+@repeatable
+@given(PLANS)
+def test_drop_last(plan: Plan) -> None:
+    plan = replace(plan, num_batches=None, drop_last=False)
+    num_steps = plan.num_samples // step_size(plan)
+    every = [index for batch in put_together([list(plan.of())]) for index in batch]
+    dropped = put_together([list(replace(plan, drop_last=True).of())])
+    assert len(dropped) == num_steps * plan.accumulate_grad_batches
+    assert all(len(batch) == plan.micro_batch_size for batch in dropped)
+    complete = [index for batch in dropped for index in batch]
+    assert complete == every[: num_steps * step_size(plan)]
 
 
 @repeatable

@@ -131,7 +131,8 @@ def _submit_errors(config: Config) -> Iterator[Error]:
         yield Error("conflict", f"cluster={cluster_name}", problem, "start one")
     tools = ("bash",) if cluster_name == "local" else ("sbatch", "srun", "scontrol")
     missing = [tool for tool in tools if shutil.which(tool) is None]
-    if missing:
+    # The script is printed without them.
+    if missing and not config.dry_run:
         hint = (
             "install it"
             if cluster_name == "local"

@@ -32,14 +32,11 @@ PATHS = ("root", "file", "cache", "download")
 EVERYWHERE = ("experiment", "debug")
 # Each environment of a benchmark sets these keys, in place of the command line.
 OF_ENVIRONMENTS = (
-    *(
-        "scale_with_workers",
-        "strategy",
-        "strategy.name",
-        "trainer.devices",
-        "trainer.worker_weights",
-        "trainer.max_time_s",
-    ),
+    "strategy",
+    "strategy.name",
+    "trainer.devices",
+    "trainer.worker_weights",
+    "trainer.max_time_s",
 )
 
 

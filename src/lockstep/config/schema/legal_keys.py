@@ -13,80 +13,109 @@ from lockstep.system.text import near_names, question
 from lockstep.system.trees import at, leaves
 
 Groups = Mapping[str, Sequence[str]]  # Options of every configuration group, for hints
-# Settings, with their names in PyTorch scripts, Lightning, timm and MATLAB that the search for
-# similar names misses.
-FOREIGN_NAMES = {
-    "trainer.max_epochs=...": "epoch nepochs",
-    "trainer.max_epochs=... (an epoch: all images once)": "max_steps num_steps",
-    "global_batch_size=...": "batch_size batchsize bs",
-    "optimizer.lr=...": "learning_rate base_lr InitialLearnRate",
-    "optimizer.weight_decay=...": "wd L2Regularization",
-    "trainer.devices=...": "gpus num_gpus n_gpus world_size nproc_per_node num_processes",
-    "strategy=...": "strategy accelerator device cuda use_cuda distributed ExecutionEnvironment",
-    "strategy=single_device": "trainer=gpu strategy=gpu strategy=cuda strategy=cuda:0",
-    "strategy=ddp": "trainer=ddp",
-    "strategy=cpu": "trainer=cpu trainer=mps trainer=ddp_sim",
-    "trainer.precision=bfloat16": "bf16 trainer.precision=bf16 trainer.precision=bf16-mixed",
+# Names in PyTorch scripts, Lightning, timm and MATLAB that the search for similar names misses, in
+# lower case, with the settings to write.
+FOREIGN_NAMES = (
+    ("epoch nepochs", "trainer.max_epochs=..."),
+    ("max_steps num_steps", "trainer.max_epochs=... (an epoch: all images once)"),
+    ("batch_size batchsize bs minibatchsize", "global_batch_size=..."),
+    ("learning_rate base_lr initiallearnrate", "optimizer.lr=..."),
+    ("wd l2regularization", "optimizer.weight_decay=..."),
     (
-        "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), "
-        "else trainer.precision=bfloat16"
-    ): (
+        "gpus num_gpus n_gpus world_size nproc_per_node num_processes pool "
+        "strategy=parallel strategy=parallel-auto",
+        "trainer.devices=...",
+    ),
+    ("scale_lr", "scale_with_workers=true for batch size and learning rate"),
+    ("strategy accelerator device cuda use_cuda distributed executionenvironment", "strategy=..."),
+    ("trainer=gpu strategy=gpu strategy=cuda strategy=cuda:0", "strategy=single_device"),
+    ("trainer=ddp strategy=multi-gpu", "strategy=ddp"),
+    ("strategy=parallel-gpu", "strategy=ddp trainer.num_nodes=..."),
+    ("trainer=cpu trainer=mps trainer=ddp_sim", "strategy=cpu"),
+    ("strategy=parallel-cpu", "strategy=cpu trainer.devices=..."),
+    ("bf16 trainer.precision=bf16 trainer.precision=bf16-mixed", "trainer.precision=bfloat16"),
+    (
         "fp16 half amp use_amp trainer.precision=16-mixed trainer.precision=16 "
-        "trainer.precision=fp16 "
-        "trainer.precision=half trainer.precision=amp"
+        "trainer.precision=fp16 trainer.precision=half trainer.precision=amp",
+        "trainer.precision=float16 for GPUs without bfloat16 (T4, V100, RTX 20), "
+        "else trainer.precision=bfloat16",
     ),
-    "trainer.gradient_clip_norm=...": (
-        "grad_clip clip_grad clip_grad_norm max_grad_norm GradientThreshold"
+    (
+        "grad_clip clip_grad clip_grad_norm max_grad_norm gradientthreshold",
+        "trainer.gradient_clip_norm=...",
     ),
-    "trainer.accumulate_grad_batches=...": "gradient_accumulation_steps grad_accum_steps",
-    "trainer.log_every_n_steps=...": "log_every log_interval print_freq",
-    "trainer.check_val_every_n_epoch=...": "val_check_interval",
-    "--cfg job, hydra or all (other options of Hydra were removed in 0.3)": (
-        "info hydra_help package"
+    ("gradient_accumulation_steps grad_accum_steps", "trainer.accumulate_grad_batches=..."),
+    ("log_every log_interval print_freq", "trainer.log_every_n_steps=..."),
+    ("val_check_interval", "trainer.check_val_every_n_epoch=..."),
+    (
+        "info hydra_help package",
+        "--cfg job, hydra or all (other options of Hydra were removed in 0.3)",
     ),
-    "the command without it (--run was removed in 0.3)": "run",
-    "lockstep eval latest": "evaluate eval test_only",
-    "debug=fast": "fast_dev_run",
-    "-m": "multi_run",
-    "model=...": "net network arch backbone model_name",
-    "model=torchvision model.name=... model.pretrained=true": "pretrained",
-    "model=torchvision model.name=...": "model.name",
-    "compile=...": "compile",
-    "data=...": "datamodule",
-    "data=image_folder data.root=...": "root data_dir data_path data_root",
-    "data.val_fraction=... data.test_fraction=...": (
-        "val_split validation_split val_size train_val_test_split"
+    ("run", "the command without it (--run was removed in 0.3)"),
+    ("evaluate eval test_only", "lockstep eval latest"),
+    ("fast_dev_run", "debug=fast"),
+    ("plots", "lockstep board for the curves"),
+    ("verbose", "silent=true to print only errors"),
+    ("multi_run", "-m"),
+    ("net network arch backbone model_name", "model=..."),
+    ("pretrained", "model=torchvision model.name=... model.pretrained=true"),
+    ("model.name", "model=torchvision model.name=..."),
+    ("compile", "compile=..."),
+    ("datamodule", "data=..."),
+    ("root data_dir data_path data_root", "data=image_folder data.root=..."),
+    (
+        "val_split validation_split val_size train_val_test_split",
+        "data.val_fraction=... data.test_fraction=...",
     ),
-    "augment.erasing=...": "random_erase reprob",
-    "callbacks=early_stopping": "patience early_stopping ValidationPatience",
-    "callbacks=ema": "ema model_ema swa callbacks=swa",
-    "resume=... or init_from=...": (
-        "checkpoint ckpt ckpt_path resume_from_checkpoint load_from CheckpointPath"
+    ("random_erase reprob", "augment.erasing=..."),
+    ("patience early_stopping validationpatience", "callbacks=early_stopping"),
+    ("ema model_ema swa callbacks=swa", "callbacks=ema"),
+    (
+        "checkpoint ckpt ckpt_path resume_from_checkpoint load_from checkpointpath",
+        "resume=... or init_from=...",
     ),
-    "launcher.parallel=1 in place of sequential, which was removed in 0.3": "launcher.mode",
-    "launcher.parallel=... (cluster.parallel was removed in 0.3)": "cluster.parallel",
-    "lockstep stop latest (sweep.max_failed was removed in 0.3)": "sweep.max_failed",
-    "logger=...": "logger",
-    "logger=wandb": "wandb use_wandb project",
-    "name=...": "task_name experiment_name tags",
-    "-m seed=... of the best points (search.seeds was removed in 0.3)": "search.seeds",
-    "seed=...": "seed_everything manual_seed random_seed",
-    "trainer.worker_weights=[3,1] (the name since 0.3)": "trainer.loads loads WorkerLoad",
-    "`lockstep train ...; ./tell` (notify was removed in 0.3)": "notify",
-    "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)": (
-        "data.copy_remove"
+    ("launcher.mode", "launcher.parallel=1 in place of sequential, which was removed in 0.3"),
+    ("cluster.parallel", "launcher.parallel=... (cluster.parallel was removed in 0.3)"),
+    ("sweep.max_failed", "lockstep stop latest (sweep.max_failed was removed in 0.3)"),
+    ("logger", "logger=..."),
+    ("wandb use_wandb project", "logger=wandb"),
+    ("task_name experiment_name tags", "name=..."),
+    ("search.seeds", "-m seed=... of the best points (search.seeds was removed in 0.3)"),
+    ("seed_everything manual_seed random_seed", "seed=..."),
+    ("workerload", "trainer.worker_weights=[3,1]"),
+    ("trainer.loads loads", "trainer.worker_weights=[3,1] (the name since 0.3)"),
+    ("notify", "`lockstep train ...; ./tell` (notify was removed in 0.3)"),
+    (
+        "data.copy_remove",
+        "data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)",
     ),
-    "logger=tensorboard for curves (callbacks.curves was removed in 0.3)": "callbacks.curves",
-    "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)": (
-        "logger=csv"
+    ("callbacks.curves", "logger=tensorboard for curves (callbacks.curves was removed in 0.3)"),
+    (
+        "logger=csv",
+        "logger=tensorboard for all steps, metrics.csv has the epochs (csv was removed in 0.3)",
     ),
-    "global_batch_size=... larger, for fewer messages "
-    "(strategy.gradient_dtype was removed in 0.3)": "strategy.gradient_dtype",
-    "augment.flip=true to train on mirror images, lockstep predict --flip to average their "
-    "predictions (flip_test was removed in 0.3)": "flip_test",
-    "the check into the function of data._target_=... (_check_ was removed in 0.3)": "data._check_",
-    "hydra.run.dir=...": "log_dir logdir output_dir save_dir default_root_dir",
-}
+    (
+        "strategy.gradient_dtype",
+        "global_batch_size=... larger, for fewer messages "
+        "(strategy.gradient_dtype was removed in 0.3)",
+    ),
+    (
+        "flip_test",
+        "augment.flip=true to train on mirror images, lockstep predict --flip to average their "
+        "predictions (flip_test was removed in 0.3)",
+    ),
+    (
+        "data._check_",
+        "the check into the function of data._target_=... (_check_ was removed in 0.3)",
+    ),
+    ("log_dir logdir output_dir save_dir default_root_dir", "hydra.run.dir=..."),
+)
+# Names of what every run does, with a line that says so.
+ALWAYS_ON = (
+    ("shuffle", "training images are shuffled in each epoch"),
+    ("sync_dist", "metrics are those of all workers"),
+    ("sync_batchnorm sync_bn syncbatchnorm", "batch norms use the images of all workers"),
+)
 
 
 def unknown_key(
@@ -173,13 +202,12 @@ def meant_key(
 
 
 def hint(*names: str) -> str:
-    """Return the replacement of the first of these names that `FOREIGN_NAMES` lists, or ""."""
-    return next(
-        (
-            f"write {line}"
-            for name in names
-            for line, foreign_names in FOREIGN_NAMES.items()
-            if name in foreign_names.split()
-        ),
-        "",
-    )
+    """Return what to do about the first of these names that a table lists, or ""."""
+    for name in map(str.lower, names):
+        for foreign, settings in FOREIGN_NAMES:
+            if name in foreign.split():
+                return f"write {settings}"
+        for foreign, what in ALWAYS_ON:
+            if name in foreign.split():
+                return f"remove it: {what}"
+    return ""

@@ -144,6 +144,10 @@ class Data(Target):
             "a class is drawn in proportion to count ** (1 - balance)"
         ),
     )
+    drop_last: bool = Field(
+        default=False,
+        description="leave out an incomplete last global batch of a training epoch",
+    )
     near_duplicates: Annotated[Probability, Scope.PLACE] = Field(
         default=0.1,
         description=(
