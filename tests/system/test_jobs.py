@@ -141,8 +141,8 @@ def test_job_workers_and_gpus(
 def script_of(folder: Path, *overrides: str) -> list[str]:
     """The lines of the script of a job."""
     config = config_of(*overrides)
-    places = {"files": folder, "code": folder, "cwd": folder}
-    executor = slurm.executor(config, resolve_workers(config), name="x", is_head=False, **places)
+    paths = slurm.JobPaths(files=folder, code=folder, cwd=folder)
+    executor = slurm.executor(config, name="x", paths=paths, is_head=False)
     return slurm.script(executor, 1).splitlines()
 
 

@@ -7,10 +7,10 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import job
-from lockstep.config.checks.workers import Workers
+from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Cluster
@@ -38,15 +38,16 @@ KEPT = ("account", "partition", "qos", "constraint", "reservation")
 ALL = 10**9  # number of parallel tasks of an array, for which submitit's default is 256
 
 
+class JobPaths(NamedTuple):
+    """Folders of a job: its scripts and logs, the copy of the code, and its current folder."""
+
+    files: Path
+    code: Path
+    cwd: Path
+
+
 def executor(
-    config: Config,
-    workers: Workers,
-    *,
-    name: str,
-    files: Path,
-    code: Path,
-    cwd: Path,
-    is_head: bool,
+    config: Config, *, name: str, paths: JobPaths, is_head: bool
 ) -> "submitit.SlurmExecutor":
     """Create submitit's executor of a job.
 
@@ -54,14 +55,15 @@ def executor(
     """
     import submitit
 
-    for folder in (cwd, files, code):  # A name could add a line to the script.
+    for folder in paths:  # A name could add a line to the script.
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
             problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
             raise ConfigError(Error("value", "the folder", problem, "rename it"))
     cluster, num_parallel = config.cluster, config.launcher.parallel
+    workers = resolve_workers(config)
     prefix, python = interpreter(cluster)
     slurm_executor = submitit.SlurmExecutor(
-        files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}"
+        paths.files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}"
     )
     cpus = cluster.cpus_per_worker
     parameters: dict[str, Any] = {
@@ -82,7 +84,12 @@ def executor(
         wckey=None,
         nodes=workers.num_nodes,
         ntasks_per_node=workers.num_local,
-        setup=[_requeue(), *cluster.setup, *exports(code), "export SUBMITIT_LOG_LEVEL=WARNING"],
+        setup=[
+            _requeue(),
+            *cluster.setup,
+            *exports(paths.code),
+            "export SUBMITIT_LOG_LEVEL=WARNING",
+        ],
         stderr_to_stdout=True,
         srun_args=[
             "--open-mode=append",  # This keeps the log from before a requeue.
@@ -97,7 +104,7 @@ def executor(
             # It replaces submitit's signal, on which submitit requeues inside a handler.
             "signal": f"USR1@{cluster.warn_s}",
             "requeue": True,
-            "chdir": str(cwd),
+            "chdir": str(paths.cwd),
             **{key: value if sign else True for key, sign, value in options},
         },
     )

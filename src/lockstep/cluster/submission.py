@@ -169,10 +169,8 @@ def submit_all(
                     background.start(cluster, folder, code=code_copy, cwd=cwd) for folder in folders
                 ]
             else:
-                paths = {"files": base.job_files, "code": code_copy, "cwd": cwd}
-                slurm_executor = slurm.executor(
-                    configs[0], workers, name=name, is_head=is_head, **paths
-                )
+                paths = slurm.JobPaths(files=base.job_files, code=code_copy, cwd=cwd)
+                slurm_executor = slurm.executor(configs[0], name=name, paths=paths, is_head=is_head)
                 submissions = slurm.submit(slurm_executor, folders)
             runs = zip(folders, configs, job_names, earlier_records, submissions, strict=True)
             for folder, config, run_name, earlier_record, (job_id, log, pid) in runs:
@@ -343,10 +341,8 @@ def script(
     code_copy = code.next_folder(base.code)
     if config.cluster.name == "local":
         return background.script(config.cluster, base, code_copy, background.new_id()) + "\n"
-    paths = {"files": base.job_files, "code": code_copy, "cwd": Path.cwd()}
-    slurm_executor = slurm.executor(
-        config, resolve_workers(config), name=name, is_head=is_head, **paths
-    )
+    paths = slurm.JobPaths(files=base.job_files, code=code_copy, cwd=Path.cwd())
+    slurm_executor = slurm.executor(config, name=name, paths=paths, is_head=is_head)
     return slurm.script(slurm_executor, num_runs)
 
 

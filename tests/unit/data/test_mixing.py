@@ -28,7 +28,7 @@ def mixed(
     size: int, *, mixup: float, cutmix: float, seed: int = 3
 ) -> tuple[Batch, MixDraws, Batch]:
     before = batch(size)
-    draws = mixing.draw(seed, before.shard, 16, 12, mixup=mixup, cutmix=cutmix)
+    draws = mixing.draw(seed, before.shard, (16, 12), mixup=mixup, cutmix=cutmix)
     return before, draws, mixing.apply(before, draws)
 
 

@@ -166,7 +166,7 @@ class Augment:
             filled_boxes.append(erased[:, shard_positions])
         if self.needs_partner:
             mixed = mixing.draw(
-                self.seed, shard, height, width, mixup=self.mixup, cutmix=self.cutmix
+                self.seed, shard, (height, width), mixup=self.mixup, cutmix=self.cutmix
             )
         return Draws(
             operations=changes,

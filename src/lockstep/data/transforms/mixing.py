@@ -3,6 +3,7 @@
 The methods are MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019).
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class MixDraws(NamedTuple):
 
 
 def draw(
-    seed: int, shard: Shard, height: int, width: int, *, mixup: float, cutmix: float
+    seed: int, shard: Shard, image_size: tuple[int, int], *, mixup: float, cutmix: float
 ) -> MixDraws:
     """Draw lambda from Beta(alpha, alpha) on the CPU for the global batch, and select the shard.
 
@@ -43,14 +44,14 @@ def draw(
     alpha = np.where(is_cut, cutmix, mixup)
     lambdas = source.beta(alpha, alpha)
     box = []
-    for side in (height, width):
+    for side in image_size:
         half = np.where(is_cut, np.sqrt(1 - lambdas) * side / 2, 0).astype(np.int64)
         centre = source.integers(side, size=shard.group_size)
         box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # The edge can truncate the pasted box.
     image_weights = np.where(is_cut, ONE, np.rint(lambdas * ONE))
-    weights = np.where(is_cut, 1 - area / (height * width), image_weights / ONE)
+    weights = np.where(is_cut, 1 - area / math.prod(image_size), image_weights / ONE)
     shard_slice = slice(shard.lo, shard.hi)
     return MixDraws(
         torch.from_numpy(weights[shard_slice]).float(),
