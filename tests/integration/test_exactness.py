@@ -100,9 +100,7 @@ def results(run: RunFolder) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "split"), CASES)
-def test_any_split_ends_with_the_weights_of_one_process(
-    runs: Runs, name: str, split: Split, figure: Any
-) -> None:
+def test_equals_one_process(runs: Runs, name: str, split: Split, figure: Any) -> None:
     row = ROWS[name]
     alone, other = runs[name, row.alone], runs[name, split]
     worst = difference(alone, other)
@@ -114,7 +112,7 @@ def test_any_split_ends_with_the_weights_of_one_process(
 
 
 @pytest.mark.full
-def test_a_training_has_the_bits_that_it_had_before(tmp_path: Path, figure: Any) -> None:
+def test_golden_bits(tmp_path: Path, figure: Any) -> None:
     """The digits of the default for 50 steps. A hash that changes is a line of the CHANGELOG."""
     cpu = dict(
         re.findall(
