@@ -7,8 +7,9 @@ Brightness and contrast do not affect the correlation. Only pairs that are simil
 distance. Hashes of 64 to 256 bits miss most crops (docs/log.md).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,10 @@ COARSE, FINE = (
 # would be similar.
 SHARPNESS = 0.8
 MAX_COARSE_DISTANCE = 0.08  # distance up to which the details of candidates are compared
-MAX_CANDIDATES = 32  # candidates of each image, which bounds the work if all images are similar
+MAX_CANDIDATES = 32  # candidates of each crop, which bounds the work if all images are similar
+# From this number of images on, a search visits this number of cells. Of 40,000 images it finds the
+# pairs that a search of all cells finds (docs/log.md).
+MIN_INDEXED, NUM_VISITED = 10_000, 8
 BLOCK = 512  # images that are compared at once
 
 
@@ -64,7 +68,7 @@ def near_pairs(
 ) -> list[Pair]:
     """Return the pairs up to a distance of `threshold`, nearest first.
 
-    Each image has at most its `MAX_CANDIDATES` candidates. `show` gets the progress.
+    Each crop of an image has at most its `MAX_CANDIDATES` candidates. `show` gets the progress.
     """
     if len(thumbnails) < 2:
         return []
@@ -78,21 +82,36 @@ def near_pairs(
 
 
 def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
-    """Yield position pairs (n, 2) of each image and its nearest images, by coarse distance."""
-    block_vectors = [[*_vectors(block, COARSE, 8)] for block in grey.split(BLOCK)]
-    crops = [torch.cat(vectors) for vectors in zip(*block_vectors, strict=True)]
-    for start in range(0, len(grey), BLOCK):
+    """Yield position pairs (n, 2) of images, of which one is near a crop of the other at 8x8."""
+    blocks = grey.split(BLOCK)
+    images = torch.cat([next(_vectors(block, COARSE, 8)) for block in blocks])
+    index = _index(images)
+    for number, block in enumerate(blocks):
+        start = number * BLOCK
         show(start, len(grey))
-        images = crops[0][start : start + BLOCK]
-        similarities = images @ crops[0].T
-        # Allocating its pages costs as much as the product.
-        product = torch.empty_like(similarities)
-        for crop in crops[1:]:
-            torch.maximum(similarities, torch.mm(images, crop.T, out=product), out=similarities)
-        similarities.diagonal(start).fill_(-1)
-        values, columns = similarities.topk(min(MAX_CANDIDATES, len(grey) - 1))
-        rows, places = (values >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
-        yield torch.stack([rows + start, columns[rows, places]], 1)
+        for crop in _vectors(block, COARSE, 8):
+            similarities, neighbors = map(torch.from_numpy, index.search(crop, MAX_CANDIDATES + 1))
+            rows, places = (similarities >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
+            pairs = torch.stack([rows + start, neighbors[rows, places]], 1)
+            yield pairs[pairs[:, 0] != pairs[:, 1]]
+
+
+def _index(vectors: Tensor) -> Any:
+    """Return an index of Faiss for the inner products of vectors (n, 64).
+
+    Many vectors are divided into cells by k-means, and a search visits the nearest cells only, so
+    that its time grows with n ** 1.5 (Sivic and Zisserman 2003).
+    """
+    import faiss
+
+    num_cells = round(2 * math.sqrt(len(vectors)))
+    cells = f"IVF{num_cells}," if len(vectors) >= MIN_INDEXED else ""
+    index: Any = faiss.index_factory(vectors.shape[1], f"{cells}Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    if cells:
+        index.nprobe = NUM_VISITED
+    return index
 
 
 def _distances(grey: Tensor, pairs: Tensor) -> Tensor:

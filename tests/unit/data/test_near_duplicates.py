@@ -33,6 +33,15 @@ def test_edited_image_near_original(images: list[Image.Image], edit: str) -> Non
     assert len(expected - found) <= clipped
 
 
+def test_indexed_as_compared(images: list[Image.Image], monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    edited = [edit(image, draws) for edit in EDITS.values() for image in images]
+    pool = thumbnails([*images, *edited])
+    compared = near_pairs(pool, THRESHOLD)
+    monkeypatch.setattr("lockstep.data.near_duplicates.MIN_INDEXED", 0)
+    assert near_pairs(pool, THRESHOLD) == compared
+
+
 def test_small_and_plain_not_compared() -> None:
     noise = torch.randint(
         0, 256, (3, 29, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
