@@ -187,3 +187,10 @@ def test_changed_members(seeds: Path, tmp_path: Path) -> None:
     RunFolder(sweep / "1").config.write_text(yaml.safe_dump(config))
     with pytest.raises(ValueError, match=r"because model\.width was changed"):
         lockstep.load(sweep, trust=True)
+
+
+def test_no_setting_selected_by_test(tmp_path: Path) -> None:
+    settings = ("+data.validate_on_test=true", "calibrate=false", "sweep.test=all")
+    sweeps.run(tmp_path, *sweeps.TINY, *settings, "optimizer.lr=0.01,0.1", code=0)
+    with pytest.raises(ValueError, match=r"data\.validate_on_test=true selects none"):
+        lockstep.load(sweeps.tree_of(tmp_path))

@@ -93,6 +93,7 @@ def evaluate(
             "data": place,
             "split": selection,
             "average": trained.average,
+            "runs": [str(run.path) for run in (trained.folder, *trained.others)],
             "images": len(images),
             "metrics": {
                 name.removeprefix(f"{split}/"): value for name, value in sorted(metrics.items())
@@ -102,7 +103,9 @@ def evaluate(
             if findings is not None:
                 if not findings.is_multilabel:
                     result |= class_report.scores_of(findings, data.class_names, images.groups)
-                entry = getattr(module.calibration, "entry", scores.UNCALIBRATED)
+                is_averaged = bool(trained.average) and config.calibrate
+                default = scores.AVERAGED if is_averaged else scores.UNCALIBRATED
+                entry = getattr(module.calibration, "entry", default)
                 result["calibration"] = scores.report(findings, images.groups, entry)
             result |= {"notes": notes} if notes else {}
             _show(result)

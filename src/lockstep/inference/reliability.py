@@ -28,9 +28,8 @@ from lockstep.system.text import plural
 
 SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
 NUM_RESAMPLES = 1000
-UNCALIBRATED = {
-    "note": "calibrate=false, an average, or not the best checkpoint of a finished training"
-}
+UNCALIBRATED = {"note": "calibrate=false, or not the best checkpoint of a finished training"}
+AVERAGED = {"note": "each network is calibrated, and their average is not"}
 
 Array = NDArray[np.float64]
 

@@ -50,9 +50,13 @@ def place(frame: re.Match[str]) -> str:
 
 
 def located(message: str, error: BaseException) -> str:
-    """Append the innermost own frame of an error and its source line to `message`, if any."""
+    """Append the innermost own frame of an error and its source line to `message`, if any.
+
+    A message that has them already is returned as it is.
+    """
     frame_text = _source("".join(traceback.format_exception(error)))
-    return message.removesuffix(".") + frame_text if frame_text else message
+    is_new = bool(frame_text) and frame_text not in message
+    return message.removesuffix(".") + frame_text if is_new else message
 
 
 def cause(failure_text: str) -> str:

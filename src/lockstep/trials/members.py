@@ -5,7 +5,6 @@ from pathlib import Path
 from lockstep.monitoring.comparison import differences
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
-from lockstep.system.text import plural
 from lockstep.trials.ledger import Ledger
 from lockstep.trials.table import FOLD, present_table, text
 
@@ -15,14 +14,21 @@ def members(name: str, *, is_flipped: bool) -> tuple[list[RunFolder], str]:
 
     The text is empty for a run, unless the predictions of mirror images are averaged, too. Raises
     FileNotFoundError if there is no such run or sweep. Raises ValueError for a sweep without a
-    finished trial, and for trials whose data, network or task were changed during the sweep.
+    finished trial or without a best setting, and for trials whose data, network or task were
+    changed during the sweep.
     """
     paths = (Path(name), Path("outputs", name))
     sweep = next((path.resolve() for path in paths if (path / SWEEP).is_file()), None)
     if sweep is None:
         average = "Average of each image and its mirror image" if is_flipped else ""
         return [naming.find(name)], average
-    settings, rows = present_table(Ledger.open(sweep, None, ())).repeated[0]
+    table = present_table(Ledger.open(sweep, None, ()))
+    settings, rows = table.repeated[0]
+    if table.objective.is_last and len(table.repeated) > 1:
+        raise ValueError(
+            f"{name} has no best setting, because data.validate_on_test=true selects none: "
+            f"give one of its trials, such as {name}/{rows[0].trial.number}."
+        )
     folders = {row.trial.number: row.trial.folder for row in rows if row.state == "finished"}
     others = [f"trial {row.trial.number} ({row.state})" for row in rows if row.state != "finished"]
     if not folders:
@@ -43,5 +49,6 @@ def members(name: str, *, is_flipped: bool) -> tuple[list[RunFolder], str]:
         *(f"without {other}" for other in others),
     ]
     mirrored = ", and of each image's mirror image" if is_flipped else ""
-    average = f"Average of {plural(len(folders), 'network')}{mirrored}: {', '.join(details)}"
+    networks = f"Average of {len(folders)} networks" if len(folders) > 1 else "The best network"
+    average = f"{networks}{mirrored}: {', '.join(details)}"
     return [*folders.values()], average

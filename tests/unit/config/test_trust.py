@@ -14,6 +14,7 @@ from tests.support.composed import config_of
 
 RUN = RunFolder(Path("/somewhere/run"))
 KNOWN = [
+    "albumentations.Compose",
     *(
         "lockstep.data.digits",
         "lockstep.models.ResNet18",
@@ -55,6 +56,7 @@ UNKNOWN = [
     ),
     *(
         "torchvision.datasets.LSUN",
+        "albumentations.save",
         "lightning.pytorch.loggers.MLFlowLogger",
         "torch.nn.__getattr__",
         "timm.create_model",

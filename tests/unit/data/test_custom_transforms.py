@@ -75,13 +75,21 @@ def test_albumentations_as_called_directly() -> None:
     assert np.array_equal(changed.permute(1, 2, 0).numpy(), expected)
 
 
+def test_tensor_of_albumentations() -> None:
+    (changed,) = CustomTransforms({KEY: albumentations.ToTensorV2()}, 0)(
+        images(1), 0, torch.arange(1)
+    )
+    assert torch.equal(changed, images(1)[0])
+
+
 @pytest.mark.parametrize(
     ("transform", "problem"),
     [
         (transforms.crop, "uint8 of shape (1, 7, 8)"),
         (transforms.scale, "float32 of shape (1, 8, 8)"),
         (transforms.to_array, "ndarray"),
-        (transforms.fail, "no such image"),
+        (transforms.fail, "failed for training image 0"),
+        (transforms.return_nothing, "returns nothing"),
         (v2.ToDtype(torch.float32), "float32 of shape (1, 8, 8)"),
         (albumentations.ToFloat(), "float32 of shape (1, 8, 8)"),
     ],

@@ -165,6 +165,8 @@ def _is_known(target: Any, run: RunFolder) -> bool:
         lockstep_module = importlib.import_module(module)
         # The second round reports a missing name.
         return name in lockstep_module.__all__ or not hasattr(lockstep_module, name)
+    if module == "albumentations":
+        return name[:1].isupper()  # Its functions load and save files.
     if module in LIBRARIES or target in LIBRARIES:
         return not name.startswith(("_", "LSUN"))
     file, package = _source(module), module.partition(".")[0]

@@ -22,7 +22,7 @@ FOREIGN_NAMES = (
     ("learning_rate base_lr initiallearnrate", "optimizer.lr=..."),
     ("wd l2regularization", "optimizer.weight_decay=..."),
     (
-        "gpus num_gpus n_gpus world_size nproc_per_node num_processes pool "
+        "gpus num_gpus n_gpus world_size nproc_per_node num_processes pool numworkers "
         "strategy=parallel strategy=parallel-auto",
         "trainer.devices=...",
     ),
@@ -46,7 +46,7 @@ FOREIGN_NAMES = (
     ),
     ("gradient_accumulation_steps grad_accum_steps", "trainer.accumulate_grad_batches=..."),
     ("log_every log_interval print_freq", "trainer.log_every_n_steps=..."),
-    ("val_check_interval", "trainer.check_val_every_n_epoch=..."),
+    ("val_check_interval validationfrequency", "trainer.check_val_every_n_epoch=..."),
     (
         "info hydra_help package",
         "--cfg job, hydra or all (other options of Hydra were removed in 0.3)",
@@ -68,7 +68,12 @@ FOREIGN_NAMES = (
         "data.val_fraction=... data.test_fraction=...",
     ),
     ("random_erase reprob", "augment.erasing=..."),
-    ("patience early_stopping validationpatience", "callbacks=early_stopping"),
+    ("early_stopping", "callbacks=early_stopping"),
+    (
+        "patience validationpatience",
+        "callbacks=early_stopping callbacks.early_stopping.patience=...",
+    ),
+    ("partialminibatch", "data.drop_last=true to leave out an incomplete last batch"),
     ("ema model_ema swa callbacks=swa", "callbacks=ema"),
     (
         "checkpoint ckpt ckpt_path resume_from_checkpoint load_from checkpointpath",
@@ -113,6 +118,7 @@ FOREIGN_NAMES = (
 # Names of what every run does, with a line that says so.
 ALWAYS_ON = (
     ("shuffle", "training images are shuffled in each epoch"),
+    ("dispatchinbackground", "images are read ahead of the training"),
     ("sync_dist", "metrics are those of all workers"),
     ("sync_batchnorm sync_bn syncbatchnorm", "batch norms use the images of all workers"),
 )

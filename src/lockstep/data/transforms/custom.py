@@ -39,7 +39,13 @@ class CustomTransforms:
                 image = images[i]
                 for key, transform in self.transforms.items():
                     seed = seed_of(self.seed, "custom", key, epoch, index)
-                    image = _change(image, key, transform, seed)
+                    set_random_states(seed)
+                    try:
+                        result = _call(transform, image, seed)
+                    except Exception as error:  # Custom code can raise any exception.
+                        problem = f"failed for training image {index} ({reason_of(error)})"
+                        raise ImageError([f"{key} {problem}: correct it."]) from error
+                    image = _checked(result, image, key)
                 changed[i] = image
         return changed
 
@@ -62,24 +68,29 @@ class CustomTransforms:
             raise ImageError([f"{keys} {problem}: {hint}."])
 
 
-def _change(image: Tensor, key: str, transform: Callable[..., Any], seed: int) -> Tensor:
-    set_random_states(seed)
-    try:
-        if _is_of_albumentations(transform):
-            transform.set_random_seed(seed)  # pyright: ignore[reportFunctionMemberAccess]
-            array = transform(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
-            changed = torch.from_numpy(array).permute(2, 0, 1)
-        else:
-            changed = transform(image.clone())
-    except Exception as error:  # Custom code can raise any exception.
-        raise ImageError([f"{key} failed ({reason_of(error)}): correct it."]) from error
-    if not isinstance(changed, Tensor):
+def _call(transform: Callable[..., Any], image: Tensor, seed: int) -> Any:
+    if not _is_of_albumentations(transform):
+        return transform(image.clone())
+    transform.set_random_seed(seed)  # pyright: ignore[reportFunctionMemberAccess]
+    array = transform(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
+    # ToTensorV2 has returned a tensor.
+    return array if isinstance(array, Tensor) else torch.from_numpy(array).permute(2, 0, 1)
+
+
+def _checked(result: Any, image: Tensor, key: str) -> Tensor:
+    """Return the result of the transform at `key`. Raises ImageError if it is not like `image`."""
+    if result is None:
+        raise ImageError([f"{key} returns nothing: return the changed image."])
+    if not isinstance(result, Tensor):
         hint = "return a tensor, e.g. by transforms.v2.ToImage()"
-        raise ImageError([f"{key} returns a {type(changed).__name__}: {hint}."])
-    if (changed.shape, changed.dtype) != (image.shape, image.dtype):
-        problem = f"returns {shape_text(changed)} for an image {shape_text(image)}"
+        raise ImageError([f"{key} returns a {type(result).__name__}: {hint}."])
+    if result.is_floating_point() and not image.is_floating_point():
+        hint = "return uint8, since Lockstep normalizes later"
+        raise ImageError([f"{key} returns {shape_text(result)}: {hint}."])
+    if (result.shape, result.dtype) != (image.shape, image.dtype):
+        problem = f"returns {shape_text(result)} for an image {shape_text(image)}"
         raise ImageError([f"{key} {problem}: return the same shape and dtype."])
-    return changed.as_subclass(Tensor)
+    return result.as_subclass(Tensor)
 
 
 def _is_of_albumentations(transform: Any) -> bool:
