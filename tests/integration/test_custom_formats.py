@@ -38,7 +38,8 @@ pytestmark = pytest.mark.full
         (
             (
                 *TENSOR,
-                "+augment.custom.x={_target_:tests.support.transforms.draw_elsewhere,_partial_:true}",
+                "+augment.custom.x={_target_:tests.support.transforms.draw_elsewhere,"
+                "_partial_:true}",
             ),
             "augment.custom.x changes the same images differently",
         ),

@@ -30,7 +30,8 @@ CROPPED = (
     "data.crop_percent=0.8",
 )
 TRANSFORMS = (
-    "+augment.custom.noise={_target_:tests.support.transforms.draw_everywhere,_partial_:true,strength:30}",
+    "+augment.custom.noise={_target_:tests.support.transforms.draw_everywhere,"
+    "_partial_:true,strength:30}",
     "+augment.custom.pipeline={_target_:albumentations.Compose,transforms:["
     "{_target_:albumentations.GaussNoise,p:0.5},{_target_:albumentations.Rotate,p:0.5}]}",
     "+augment.custom.erase={_target_:torchvision.transforms.v2.RandomErasing}",

@@ -110,22 +110,21 @@ def open_run(
     They are those for the project in the folder `current`. Commands with --flip also take a sweep,
     whose networks they average.
     """
-    folders, average = (
-        members(arguments.run, is_flipped=arguments.flip)
-        if "flip" in arguments
-        else ([naming.find(arguments.run)], "")
-    )
-    for folder in folders if not arguments.trust else ():
-        permissions.need_readable(folder)
-    paths = [
-        folder.path  # No checkpoint is loaded.
-        if arguments.checkpoint is None
-        else checkpoints.requested_checkpoint(
-            folder, arguments.checkpoint, option="--checkpoint {}"
-        )
-        for folder in folders
-    ]
+    if "flip" in arguments:
+        folders, average = members(arguments.run, is_flipped=arguments.flip)
+    else:
+        folders, average = [naming.find(arguments.run)], ""
+    if not arguments.trust:
+        for run in folders:
+            permissions.need_readable(run)
     folder, *others = folders
+    checkpoint = folder.path  # No checkpoint is loaded.
+    if arguments.checkpoint is not None:
+        option = "--checkpoint {}"
+        checkpoint, *_ = [
+            checkpoints.requested_checkpoint(run, arguments.checkpoint, option=option)
+            for run in folders
+        ]
     saved_config = config_file.load_for_inference(folder.config)
     project.enter(current, None if arguments.trust else folder)
     source = compose.source_of(current)
@@ -138,9 +137,9 @@ def open_run(
         is_trusted=arguments.trust,
         settings=settings,
     )
-    return TrainedRun(
-        folder, paths[0], saved_config, tuple(others), vars(arguments).get("flip", False), average
-    ), source
+    is_flipped = "flip" in arguments and arguments.flip
+    trained = TrainedRun(folder, checkpoint, saved_config, tuple(others), is_flipped, average)
+    return trained, source
 
 
 def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
