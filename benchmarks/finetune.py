@@ -2,9 +2,9 @@
 
 The data is eight classes of CIFAR-10, then few images of cats and dogs.
 
-`python -m benchmarks.finetune cifar` takes 20 minutes on two cores. The folder has train/ and test/
-with a folder of image files for each class. A folder `finetune` in it keeps the runs: the same
-command continues.
+`python -m benchmarks.finetune cifar` takes 20 minutes on two cores. A round is a seed, and has four
+trainings after the pretraining. The folder has train/ and test/ with a folder of image files for
+each class. A folder `finetune` in it keeps the runs: the same command continues.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import ENVIRON, TRAIN
-from benchmarks.table import Row, mean_row, publish
+from benchmarks.table import Row, mean_row, parser, progress, publish
 
 FEW, NUM_IMAGES = ("cat", "dog"), 100  # of each to train with
 RECIPE = (
@@ -64,7 +64,7 @@ def _link(there: Path, here: Path) -> None:
         here.symlink_to(there)
 
 
-def rows(folder: Path, num_seeds: int = 3) -> list[Row]:
+def rows(folder: Path, num_seeds: int) -> list[Row]:
     found = [
         mean_row(
             "eight classes of CIFAR-10 as JPEGs, ResNet-18 of width 16, 8 epochs: test accuracy",
@@ -93,12 +93,20 @@ def _accuracy(folder: Path, name: str, *overrides: str) -> float:
     """Train a run, unless it has finished. Returns its test accuracy."""
     summary = folder / name / "summary.json"
     if not summary.exists():
+        progress(f"training {name}, in {summary.parent}")
         command = [*TRAIN, *RECIPE, *overrides, f"hydra.run.dir={name}"]
         subprocess.run(command, cwd=folder, env=ENVIRON, stdout=sys.stderr, check=True)
     return json.loads(summary.read_text())["test_accuracy"]
 
 
 if __name__ == "__main__":
-    cifar = Path(sys.argv[1]).resolve()
+    command_line = parser(3)
+    command_line.add_argument("folder", type=Path, help="CIFAR-10 as image files")
+    arguments = command_line.parse_args()
+    cifar: Path = arguments.folder.resolve()
     link_images(cifar, cifar / "finetune")
-    publish("fine-tuning", rows(cifar / "finetune"))
+    publish(
+        "fine-tuning",
+        rows(cifar / "finetune", arguments.rounds),
+        "cifar, a folder of CIFAR-10 as JPEGs",
+    )

@@ -8,21 +8,21 @@ rows are the pairs among the images themselves, and the time to find those of 10
 """
 
 import io
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
 
-from benchmarks.table import Row, publish, row
+from benchmarks.table import Row, alternate, parser, progress, publish, row
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.near_duplicates import near_pairs, thumbnail
 
 THRESHOLD = float(Data.model_fields["near_duplicates"].default)
-TILE, MAX_EDITED, NUM_ROUNDS = 80, 1000, 3
+TILE, MAX_EDITED = 80, 1000
 SIZES = (10_000, 20_000, 40_000)  # images among which all pairs are searched
 Edit = Callable[[Image.Image, np.random.Generator], Image.Image]
 
@@ -91,8 +91,10 @@ def _thumbnail(image: Image.Image) -> torch.Tensor | None:
 
 def rows_of(what: str, images: Sequence[Image.Image]) -> list[Row]:
     torch.set_num_threads(1)
+    progress(f"{what}: thumbnails")
     draws, rows, thumbnails = np.random.default_rng(1), list[Row](), [*map(_thumbnail, images)]
     for name, edit in EDITS.items():
+        progress(f"{what}: {name}")
         edited = [_thumbnail(edit(image, draws)) for image in images[:MAX_EDITED]]
         pairs = [*zip(thumbnails, edited, strict=False)]
         found = (
@@ -106,18 +108,31 @@ def rows_of(what: str, images: Sequence[Image.Image]) -> list[Row]:
     return [*rows, Row(f"{what}: pairs among themselves", f"{len(pairs):,}", "", len(images))]
 
 
-def row_of_search(images: Sequence[Image.Image]) -> Row:
+def rows_of_search(images: Sequence[Image.Image], num_rounds: int) -> list[Row]:
     """Measure the search alone, on one thread."""
+    progress(f"thumbnails of {len(images):,}")
     thumbnails = [each for each in map(_thumbnail, images) if each is not None]
-    times: list[float] = []
-    for _ in range(NUM_ROUNDS):
-        begin = time.perf_counter()
-        near_pairs(thumbnails, THRESHOLD)
-        times.append(time.perf_counter() - begin)
-    return row(f"JPEGs of CIFAR-10: all pairs of {len(images):,}, one thread", times, "{:.1f} s")
+
+    def seconds(size: int) -> float:
+        started = time.perf_counter()
+        near_pairs(thumbnails[:size], THRESHOLD)
+        return time.perf_counter() - started
+
+    searches = {f"all pairs of {size:,}": partial(seconds, size) for size in SIZES}
+    times = alternate(num_rounds, **searches)
+    return [
+        row(f"JPEGs of CIFAR-10: {name}, one thread", values, "{:.1f} s")
+        for name, values in times.items()
+    ]
 
 
 if __name__ == "__main__":
-    images = images_below(Path(sys.argv[1]), max(SIZES))
+    command_line = parser(3)
+    command_line.add_argument(
+        "folder", type=Path, help="folder of 40,000 JPEGs, such as cifar/train"
+    )
+    arguments = command_line.parse_args()
+    images = images_below(arguments.folder, max(SIZES))
     rows = rows_of("10,000 JPEGs of CIFAR-10", images[:10_000])
-    publish("near-duplicates", [*rows, *(row_of_search(images[:size]) for size in SIZES)])
+    rows += rows_of_search(images, arguments.rounds)
+    publish("near-duplicates", rows, str(arguments.folder))

@@ -26,6 +26,7 @@ or rounds, and *result* their median, or their mean where marked. A mean over se
 alternate the order. An *aim* is what
 we want to reach. No run used several GPUs or several machines.
 
+A command prints a line for each round, and `--rounds N` sets their number. \
 `python -m benchmarks.page` writes this page. [The log](log.md) has ideas that failed; earlier \
 measurements are in git's history:
 `git show 1a27d529:docs/results.md`.

@@ -7,13 +7,12 @@ They are cropped at random to 224 pixels and mirrored.
 
 Lockstep from its cache and from files, and torchvision's ImageFolder, v2 transforms and DataLoader,
 each with two processes. Every round measures each way once; a ratio is taken inside a round.
-Processes are started before the clock. With --differences, in place of that: grey levels of JPEGs
-that the decoder shrinks, next to whole ones.
+Processes are started before the clock. With --differences, in place of that: pixel values of JPEGs
+that the decoder shrinks, next to complete ones.
 """
 
 import contextlib
 import io
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.table import Row, alternate, publish, ratios, row
+from benchmarks.table import Row, alternate, parser, progress, publish, ratios, row
 from lockstep.data.images.decoded_image import decode, pixels_of
 from lockstep.data.images.preprocessing import View
 from lockstep.data.images.random_crop import RandomCrop
@@ -59,6 +58,13 @@ WAYS = {
     "torchvision": "torchvision ImageFolder, v2",
 }
 AIMS = {"cached": ">= 3", "files": ">= 3"}
+# The classes: a photograph takes seconds, its mirror images do not.
+MIRRORED: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "upright": Image.Image.copy,
+    "mirrored": ImageOps.mirror,
+    "upside down": ImageOps.flip,
+    "turned": lambda image: image.rotate(180),
+}
 # Number of photographs by the range of their shorter side in pixels.
 COUNTS_BY_SIZE = {(400, 600): 400, (800, 2000): 200, (3000, 3000): 96}
 
@@ -68,34 +74,39 @@ def photograph(noise: np.random.Generator, height: int, width: int) -> Image.Ima
 
     A JPEG of quality 90 stores it in 0.3 bytes a pixel, as it does photographs.
     """
-    total, longest = np.full((height, width, 3), 128.0, np.float32), max(height, width)
-    side = 4
-    while side < 2 * longest:
-        size = [min(length, max(2, side * length // longest)) for length in (height, width)]
-        coarse = noise.standard_normal((*size, 1)) + 0.35 * noise.standard_normal((*size, 3))
-        strength = 60 * side**-0.3 * (1 if side < longest / 2 else 0.5)
-        for channel in range(3):
-            plane = Image.fromarray(coarse[..., channel].astype(np.float32))
-            total[..., channel] += strength * np.asarray(
-                plane.resize((width, height), Image.Resampling.BICUBIC)
-            )
-        side *= 2
-    return Image.fromarray(total.clip(0, 255).astype(np.uint8))
+    longest = max(height, width)
+    pixels, num_cells = np.full((2, 2, 3), 128.0, np.float32), 4
+    while num_cells < 2 * longest:
+        rows, columns = (
+            min(length, max(2, num_cells * length // longest)) for length in (height, width)
+        )
+        planes = [Image.fromarray(plane.copy()) for plane in pixels.transpose(2, 0, 1)]
+        scaled = [
+            np.asarray(plane.resize((columns, rows), Image.Resampling.BICUBIC)) for plane in planes
+        ]
+        gray = noise.standard_normal((rows, columns, 1), np.float32)
+        color = noise.standard_normal((rows, columns, 3), np.float32)
+        strength = 60 * num_cells**-0.3 * (1 if num_cells < longest / 2 else 0.5)
+        pixels = np.stack(scaled, 2) + strength * (gray + 0.35 * color)
+        num_cells *= 2
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
 def generate(folder: Path, num_images: int, least: int = 800, most: int = 2000) -> None:
-    """Write photographs of four classes, of the usual shapes.
+    """Write photographs of four classes, of the usual shapes, each with its mirror images.
 
     Their shorter side has `least` to `most` pixels.
     """
     noise = np.random.default_rng(0)
-    for number in range(num_images):
+    for number in range(0, num_images, len(MIRRORED)):
         shortest = int(noise.integers(least, most + 1))
         longest = int(shortest * noise.choice([3 / 2, 4 / 3, 16 / 9, 1], p=[0.5, 0.3, 0.15, 0.05]))
         height, width = (shortest, longest) if noise.random() < 0.7 else (longest, shortest)
-        path = folder / f"class {number % 4}" / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        photograph(noise, height, width).save(path, quality=90)
+        image = photograph(noise, height, width)
+        for name, mirrored in MIRRORED.items():
+            path = folder / name / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mirrored(image).save(path, quality=90)
 
 
 def _read(root: Path, cache: str | None) -> Images:
@@ -177,8 +188,9 @@ def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
             "files": _own(_read(root, None)),
             "torchvision": _usual(root),
         }
+        progress(f"{what}: filling the cache, starting processes")
         for way in ways.values():
-            way()  # starts processes, reads files
+            way()
         values = alternate(num_rounds, **ways)
     rows = [
         row(f"{what}: {WAYS[name]}", found, "{:,.0f} images/s") for name, found in values.items()
@@ -203,23 +215,27 @@ def differences(root: Path) -> Iterator[str]:
         yield f"{size}: mean {levels.mean():.1f}, 99 % at most {np.quantile(levels, 0.99):.0f}"
 
 
-def photographs(num_rounds: int = 5) -> list[Row]:
+def photographs(num_rounds: int) -> list[Row]:
     """Rows for folders of generated photographs."""
     rows: list[Row] = []
     for (least, most), num_images in COUNTS_BY_SIZE.items():
         with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-            generate(Path(scratch), num_images, least, most)
             sides = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-            rows += measure(
-                Path(scratch), num_rounds, f"photographs of {sides}, cropped to {IMAGE_SIZE}"
-            )
+            what = f"photographs of {sides}, cropped to {IMAGE_SIZE}"
+            progress(f"{what}: writing {num_images}")
+            generate(Path(scratch), num_images, least, most)
+            rows += measure(Path(scratch), num_rounds, what)
     return rows
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--differences"]:
+    command_line = parser(5)
+    command_line.add_argument("--differences", action="store_true", help="show these instead")
+    arguments = command_line.parse_args()
+    if arguments.differences:
         with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
             generate(Path(scratch), 64)
-            print("\n".join(differences(Path(scratch))))
+            for line in differences(Path(scratch)):
+                print(line, flush=True)
     else:
-        publish("images", photographs())
+        publish("images", photographs(arguments.rounds))

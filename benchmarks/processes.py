@@ -1,6 +1,7 @@
 """Images per second of several processes on the cores of one, and of virtual shards.
 
-`python -m benchmarks.processes`, or one of `virtual_shards`, `workers` and `small_workers`.
+`python -m benchmarks.processes`, or one of `virtual_shards`, `workers` and `small_workers`. A round
+takes at most two minutes on two cores.
 """
 
 import csv
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import ENVIRON, ROOT, TRAIN
-from benchmarks.table import Row, alternate, measure, ratios, row
+from benchmarks.table import Row, alternate, measure, progress, ratios, row
 
 RESNET = (
     *(
@@ -95,6 +96,7 @@ def virtual_shards(num_rounds: int = 3) -> list[Row]:
         def speed(num_workers: int, count: str, recipe: Sequence[str] = recipe) -> float:
             return _images_per_s(num_workers, [*recipe, f"trainer.virtual_shards={count}"])
 
+        progress(f"images of {size}x{size}")
         rates = alternate(
             num_rounds, **{name: lambda way=way: speed(*way) for name, way in ways.items()}
         )

@@ -1,4 +1,7 @@
-"""Time commands and the first steps of a training and a sweep: `python -m benchmarks.start`."""
+"""Time commands and the first steps of a training and a sweep.
+
+`python -m benchmarks.start`, or one of `commands` and `sweeps`. A round takes seconds.
+"""
 
 import statistics
 import subprocess
@@ -110,7 +113,7 @@ def sweep() -> Measured:
 
 def sweeps(num_rounds: int = 7) -> list[Row]:
     """Four trials of a few steps, on two cores side by side."""
-    measured = [sweep() for _ in range(num_rounds)]
+    measured = alternate(num_rounds, sweep=sweep)["sweep"]
     later_s = [statistics.median(each.later_steps_s) for each in measured]
     return [
         row(

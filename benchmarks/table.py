@@ -1,18 +1,22 @@
 """Rows of measurements: medians and spreads of alternating rounds."""
 
+import argparse
 import json
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from benchmarks import page
 from lockstep.system.provenance import describe
+
+Value = TypeVar("Value")
 
 
 class Row(NamedTuple):
@@ -39,15 +43,23 @@ def mean_row(what: str, values: Sequence[float]) -> Row:
     return row(f"{what} (mean)", values, "{:.4f}")._replace(median=f"{statistics.mean(values):.4f}")
 
 
-def alternate(num_rounds: int, **measured: Callable[[], float]) -> dict[str, list[float]]:
+def progress(line: str, end: str = "\n") -> None:
+    """Print a line of progress to stderr. The tables are all that a command prints to stdout."""
+    print(line, end=end, file=sys.stderr, flush=True)
+
+
+def alternate(num_rounds: int, **measured: Callable[[], Value]) -> dict[str, list[Value]]:
     """Return the values of every function, called in turn in every round.
 
-    The order is the given one, then the reverse one.
+    The order is the given one, then the reverse one. The seconds of each call are printed.
     """
-    values: dict[str, list[float]] = {name: [] for name in measured}
+    values: dict[str, list[Value]] = {name: [] for name in measured}
     for number in range(num_rounds):
         for name in list(measured) if number % 2 == 0 else reversed(measured):
+            progress(f"round {number + 1} of {num_rounds}, {name}: ", end="")
+            started = time.perf_counter()
             values[name].append(measured[name]())
+            progress(f"{time.perf_counter() - started:.1f} s")
     return values
 
 
@@ -66,15 +78,19 @@ def software() -> str:
     return f"torch {torch.__version__}, Python {platform.python_version()}"
 
 
-def publish(section: str, rows: Sequence[Row], words: Sequence[str] = ()) -> None:
+def module() -> str:
+    """Return the command that runs this module: `python -m benchmarks.NAME`."""
+    script = Path(sys.argv[0])
+    name = script.parent.name if script.stem == "__main__" else script.stem
+    return f"python -m benchmarks.{name}"
+
+
+def publish(section: str, rows: Sequence[Row], words: str = "") -> None:
     """Print rows, store them in the file of a section, and write the page.
 
-    They replace the earlier rows of this command. The command is that of this process, or its
-    module with `words`.
+    They replace the earlier rows of this command, which is the module with `words`.
     """
-    script = Path(sys.argv[0])
-    module = script.parent.name if script.stem == "__main__" else script.stem
-    command = " ".join(["python -m", f"benchmarks.{module}", *(words or sys.argv[1:])])
+    command = f"{module()} {words}".rstrip()
     path = page.RESULTS / f"{section}.json"
     content = json.loads(path.read_text())
     sources = {source["command"]: source for source in content["sources"]}
@@ -90,8 +106,25 @@ def publish(section: str, rows: Sequence[Row], words: Sequence[str] = ()) -> Non
     print(page.table(Row._fields, rows), flush=True)
 
 
-def measure(**measures: tuple[str, Callable[[], list[Row]]]) -> None:
-    """Measure what the command line names, by default everything, and publish it in its section."""
-    for name in sys.argv[1:] or measures:
+def parser(num_rounds: int | None = None) -> argparse.ArgumentParser:
+    """Return the command line of a benchmark, with its number of rounds."""
+    parser = argparse.ArgumentParser(module())
+    parser.add_argument("--rounds", type=int, default=num_rounds, help="number of rounds")
+    return parser
+
+
+def measure(**measures: tuple[str, Callable[..., list[Row]]]) -> None:
+    """Measure what the command line names, by default everything, and publish it in its section.
+
+    Each function takes the number of rounds, and has a default for it.
+    """
+    command_line = parser()
+    command_line.add_argument("names", nargs="*", help=f"default: {' '.join(measures)}")
+    arguments = command_line.parse_args()
+    if unknown := sorted({*arguments.names} - measures.keys()):
+        command_line.error(f"{unknown[0]} is not one of {', '.join(measures)}")
+    rounds = [] if arguments.rounds is None else [arguments.rounds]
+    for name in arguments.names or measures:
         section, rows_of = measures[name]
-        publish(section, rows_of(), [name])
+        progress(f"{module()} {name}")
+        publish(section, rows_of(*rounds), name)

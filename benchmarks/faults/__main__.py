@@ -37,7 +37,7 @@ def main() -> int:
             write_json(results, {"cases": [[case, outcome] for case, outcome in outcomes.items()]})
             problems = "; ".join(broken(case, outcome))
             print(f"{describe(case)}: {outcome.exit_code} {problems}".rstrip(), flush=True)
-    publish("signals", summarize({case: outcomes[case] for case in cases}))
+    publish("signals", summarize({case: outcomes[case] for case in cases}), "--out runs")
     return int(any(broken(case, outcomes[case]) for case in cases))
 
 

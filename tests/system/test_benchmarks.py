@@ -1,12 +1,13 @@
 """The benchmarks run, here on next to nothing: their numbers count only on a quiet machine."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import loops, start, step
-from benchmarks.table import Row, ratios, row
+from benchmarks import loops, start, step, table
+from benchmarks.table import Row, alternate, ratios, row
 
 
 def test_row_median_spread_count() -> None:
@@ -15,6 +16,36 @@ def test_row_median_spread_count() -> None:
     )
     assert row("start", [3.0], "{:.1f} s") == Row("start", "3.0 s", "", 1)
     assert ratios([2.0, 20.0], [1.0, 10.0]) == [2.0, 2.0]
+
+
+def test_alternate_order_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[str] = []
+
+    def measured(name: str) -> int:
+        calls.append(name)
+        return len(calls)
+
+    ways = {name: partial(measured, name) for name in ("raw", "ours")}
+    assert alternate(2, **ways) == {"raw": [1, 4], "ours": [2, 3]}
+    assert calls == ["raw", "ours", "ours", "raw"]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines][::3] == [
+        "round 1 of 2, raw",
+        "round 2 of 2, raw",
+    ]
+
+
+@pytest.mark.parametrize(("arguments", "rounds"), [([], 7), (["--rounds", "2", "first"], 2)])
+def test_measure_rounds(arguments: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[tuple[object, ...]] = []
+
+    def rows(num_rounds: int = 7) -> list[Row]:
+        return [Row("start", "1 s", "", num_rounds)]
+
+    monkeypatch.setattr("sys.argv", ["benchmarks/start.py", *arguments])
+    monkeypatch.setattr(table, "publish", lambda *row: published.append(row))
+    table.measure(first=("start", rows))
+    assert published == [("start", rows(rounds), "first")]
 
 
 @pytest.mark.full
