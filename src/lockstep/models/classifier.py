@@ -198,7 +198,7 @@ class Classifier(L.LightningModule):
                 parameter.detach(), requires_grad=parameter.requires_grad
             )
         module = copy.deepcopy(self, memo)
-        module.counts.own.zero_()
+        module.counts.local_sums.zero_()
         return module
 
     @override

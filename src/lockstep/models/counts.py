@@ -22,11 +22,11 @@ class EpochCounts:
 
     def __init__(self, scored: Sequence[str]) -> None:
         self._scored = tuple(scored)
-        self.own = torch.zeros(3 + len(self._scored), dtype=torch.float64)
-        self._logged = torch.zeros_like(self.own)
+        self.local_sums = torch.zeros(3 + len(self._scored), dtype=torch.float64)
+        self._logged = torch.zeros_like(self.local_sums)
 
     def to(self, device: torch.device) -> None:
-        self.own, self._logged = self.own.to(device), self._logged.to(device)
+        self.local_sums, self._logged = self.local_sums.to(device), self._logged.to(device)
 
     def add(
         self, loss: Tensor, weights: Tensor | None, scores: Iterable[Tensor], *, num_samples: int
@@ -35,7 +35,7 @@ class EpochCounts:
 
         Weights are (B,), or None if samples have none. Each score is (B,).
         """
-        loss_sum, weight_sum, sample_count, *score_sums = self.own
+        loss_sum, weight_sum, sample_count, *score_sums = self.local_sums
         loss_sum += loss
         weight_sum += num_samples if weights is None else weights.sum()
         sample_count += num_samples
@@ -47,17 +47,20 @@ class EpochCounts:
 
         `is_end` resets the sums of the epoch. Every rank must call it.
         """
-        counts = sum_over_ranks(self.own)
+        counts = sum_over_ranks(self.local_sums)
         since = counts - self._logged
         self._logged.copy_(counts)
         if is_end:
-            self.own.zero_()
+            self.local_sums.zero_()
             self._logged.zero_()
         return since, counts
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums of each rank. Every rank must call it."""
-        return {"counts": gather_objects(self.own.tolist()), "logged_counts": self._logged.tolist()}
+        return {
+            "counts": gather_objects(self.local_sums.tolist()),
+            "logged_counts": self._logged.tolist(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
         """Load the sums of this rank.
@@ -66,9 +69,9 @@ class EpochCounts:
         """
         rows = torch.tensor(state["counts"], dtype=torch.float64)
         if len(rows) == world_size:
-            self.own = rows[rank].clone()
+            self.local_sums = rows[rank].clone()
         else:
-            self.own = rows.sum(0) if rank == 0 else torch.zeros_like(rows[0])
+            self.local_sums = rows.sum(0) if rank == 0 else torch.zeros_like(rows[0])
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
 
     def means(self, sums: Sequence[float]) -> dict[str, float]:

@@ -210,7 +210,7 @@ def test_counts_resume_other_world_size() -> None:
         module.on_load_checkpoint(checkpoint)
         for batch in list(loader(NUM_TRAIN, rank, [1, 1, 1]))[6:]:
             module.scaled_loss(batch)
-        total += module.counts.own
+        total += module.counts.local_sums
     expected = train_means(half, list(range(NUM_TRAIN)))
     loss_sum, weight_sum, num_samples, hits = total.tolist()
     assert loss_sum / weight_sum == pytest.approx(expected["loss"], rel=1e-12)
