@@ -133,7 +133,7 @@ class Classifier(L.LightningModule):
         channels = (1, len(image_format.mean), 1, 1)
         self.register_buffer("mean", 255 * torch.tensor(image_format.mean).view(channels))
         self.register_buffer("std", 255 * torch.tensor(image_format.std).view(channels))
-        self.measured: tuple[str, ...] = (*metrics, "loss")
+        self.metric_names: tuple[str, ...] = (*metrics, "loss")
         self.scores: nn.ModuleDict = nn.ModuleDict(
             {split: Scores(metrics) for split in ("val", "test")}
         )

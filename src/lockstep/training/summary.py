@@ -90,7 +90,7 @@ def metrics_of_test(
     The values are None without a test.
     """
     is_ours = isinstance(module, Classifier)
-    names = [f"test/{name}" for name in module.measured] if is_ours else []
+    names = [f"test/{name}" for name in module.metric_names] if is_ours else []
     values = {name: value for name, value in metrics.items() if name.startswith("test")}
     num_images = data.batches("test").num_epoch_samples if values else None
     placeholders: dict[str, float | None] = dict.fromkeys(names)
