@@ -147,7 +147,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
         facts |= {
             "average": trained.average,
-            "predictions": module.task.named,
+            "predictions": module.task.output_noun,
             "class_names": class_names,
             "image_shape": form.image_shape,
         }
@@ -212,7 +212,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         ("inside", "" if form.is_float else f"{view.text}; normalization"),
         (
             "predictions",
-            f"{module.task.named}: {', '.join(class_names[:10])}"
+            f"{module.task.output_noun}: {', '.join(class_names[:10])}"
             f"{', ...' if len(class_names) > 10 else ''}",
         ),
         (

@@ -122,7 +122,7 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
                 "--output",
                 "needs one number for each column, and the data has "
                 f"targets of shape {tuple(targets.shape[1:])} "
-                f"for {len(class_names)} {module.task.named}",
+                f"for {len(class_names)} {module.task.output_noun}",
             )
         )
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]

@@ -201,7 +201,7 @@ class Predictor:
         files = tuple(file for inputs in all_inputs for file in inputs.files)
         errors = {file: error for inputs in all_inputs for file, error in inputs.errors.items()}
         predictions = Predictions(
-            values, self.class_names, self._module.task.named, files, self.threshold, errors
+            values, self.class_names, self._module.task.output_noun, files, self.threshold, errors
         )
         is_many = isinstance(images, Sequence) and not isinstance(images, str)
         return predictions[0] if not is_many and all_inputs[0].is_one else predictions
@@ -250,7 +250,7 @@ class Predictor:
     @override
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
-        output = f"{len(self.class_names)} {self._module.task.named} of {shape} images"
+        output = f"{len(self.class_names)} {self._module.task.output_noun} of {shape} images"
         return (
             f"Predictor({self._average or naming.display_path(self.checkpoint)}: {output}, "
             f"{self.precision} on {self.device})"

@@ -23,7 +23,7 @@ class Classification(SupervisedTask):
     """
 
     takes = "class numbers int64 from 0 to {last}"
-    named = "classes"
+    output_noun = "classes"
     scored: tuple[str, ...] = ("accuracy",)
     class_weights: Tensor | None
 

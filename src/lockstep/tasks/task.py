@@ -31,7 +31,7 @@ class Task(nn.Module):
 
     # This is printed if `fits` is False. {count} is the number of outputs, and {last} is one less.
     takes = "any targets"
-    named = "outputs"  # plural of what the class names of the data name
+    output_noun = "outputs"  # plural of what the class names of the data name
     scored: tuple[str, ...] = ()  # names of the `scores`, which are logged as train/<name>
     takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
 

@@ -24,7 +24,7 @@ class Multilabel(SupervisedTask):
     """
 
     takes = "0 or 1 for each label ({count} of them)"
-    named = "labels"
+    output_noun = "labels"
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Regression(SupervisedTask):
     """
 
     takes = "a finite number for each output ({count} of them)"
-    named = "numbers"
+    output_noun = "numbers"
 
     def __init__(
         self,

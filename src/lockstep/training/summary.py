@@ -239,7 +239,7 @@ def _used_text(data: ImageData, split: str) -> str:
 
 
 def _classes(module: L.LightningModule, data: ImageData) -> str:
-    class_word = module.task.named if isinstance(module, Classifier) else "classes"
+    class_word = module.task.output_noun if isinstance(module, Classifier) else "classes"
     return plural(
         len(data.class_names),
         "class" if class_word == "classes" else class_word.removesuffix("s"),
