@@ -149,7 +149,7 @@ class Table:
         # This imports scipy.stats, which takes 0.4 s.
         from lockstep.trials.differences import bounded, spread
 
-        groups, min_trials, are_folds = [], self._least, self.over == REPEATS[FOLD]
+        groups, min_trials, are_folds = [], self._min_trials, self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:
             if finished_rows := [row for row in rows if row.result is not None]:
                 columns = {
@@ -193,7 +193,7 @@ class Table:
         Settings whose trials are all finished come first, then the one with the best mean. Of equal
         means, the lower mean of the validation loss comes first, then the first one in the command.
         """
-        min_trials = self._least
+        min_trials = self._min_trials
 
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             rows, results = item[1], [row.result for row in item[1]]
@@ -210,7 +210,7 @@ class Table:
         return sorted(self.group_rows(*REPEATS), key=order)
 
     @property
-    def _least(self) -> int:
+    def _min_trials(self) -> int:
         """The number of trials that a setting must have.
 
         If other settings are repeated, a single trial is not enough.
