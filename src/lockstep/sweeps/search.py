@@ -142,7 +142,7 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
 
 
 @dataclass
-class Drawn:
+class DrawnPoint:
     """The trial of a point, and the draws that wait for its result.
 
     Equal draws wait for the result of the first one.
@@ -156,7 +156,7 @@ class Drawn:
     is_poor: bool = False
 
     @classmethod
-    def of(cls, trial: Trial) -> "Drawn":
+    def of(cls, trial: Trial) -> "DrawnPoint":
         state = trial.state
         return cls(trial, state if state in DONE else "")
 
@@ -186,8 +186,8 @@ class Draws(Grid):
         self._is_stuck = False  # until the next trial ends
         # This command does not start these points again, because they are trained, being trained,
         # or failed.
-        self._taken: dict[Point, Drawn | None] = {}
-        self._of: dict[int, Drawn] = {}  # by the number of a trial
+        self._points: dict[Point, DrawnPoint | None] = {}
+        self._points_by_trial: dict[int, DrawnPoint] = {}  # by trial number
         points = trials_by_point(ledger, space)
         resumed_draws = []
         for frozen_trial in study.get_trials(deepcopy=False):
@@ -195,7 +195,7 @@ class Draws(Grid):
             if frozen_trial.state == TrialState.RUNNING:
                 resumed_draws.append(resumed_trial(study, frozen_trial))
             elif point in points and points[point].state in DONE:
-                self._taken[point] = Drawn.of(points[point])
+                self._points[point] = DrawnPoint.of(points[point])
         super().__init__([trial for draw in resumed_draws for trial in self._begin(draw)])
 
     @property
@@ -206,7 +206,7 @@ class Draws(Grid):
         sampler = type(self._study.sampler).__name__
         num_done = sum(
             drawn_point.trial.state in DONE
-            for drawn_point in self._taken.values()
+            for drawn_point in self._points.values()
             if drawn_point is not None
         )
         progress = f"{num_done} of {plural(self._num_trials, 'point')} done"
@@ -223,12 +223,12 @@ class Draws(Grid):
         num_repeats = 0
         while (
             len(self._left) < num_free
-            and len(self._taken) < self._num_trials
+            and len(self._points) < self._num_trials
             and not self._is_stuck
         ):
-            num_taken = len(self._taken)
+            num_points = len(self._points)
             self._left += self._begin(self._study.ask(self._space))
-            num_repeats = num_repeats + 1 if len(self._taken) == num_taken else 0
+            num_repeats = num_repeats + 1 if len(self._points) == num_points else 0
             self._is_stuck = num_repeats == MAX_REPEATS
         trials, self._left = self._left[:num_free], self._left[num_free:]
         return trials
@@ -239,30 +239,30 @@ class Draws(Grid):
         The list is empty if its point is known or cannot be trained.
         """
         point = _point(draw)
-        is_new = point not in self._taken
+        is_new = point not in self._points
         if is_new:
             try:
                 trial = self._make([f"{key}={value}" for key, value in draw.params.items()])
-                self._taken[point] = Drawn.of(trial)
+                self._points[point] = DrawnPoint.of(trial)
             except ConfigError as error:
                 print(
                     f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}",
                     flush=True,
                 )
-                self._taken[point] = None
-        drawn_point = self._taken[point]
+                self._points[point] = None
+        drawn_point = self._points[point]
         if drawn_point is None:
             self._study.tell(draw, state=TrialState.FAIL)
             return []
         draw.set_user_attr(NUMBER, drawn_point.trial.number)
         drawn_point.waiting.append(draw)
         self._tell(drawn_point)
-        self._of[drawn_point.trial.number] = drawn_point
+        self._points_by_trial[drawn_point.trial.number] = drawn_point
         return [drawn_point.trial] if is_new and not drawn_point.end else []
 
     def is_poor(self, trial: Trial) -> bool:
         """Report the value of each epoch to Optuna, and return True if it prunes the trial."""
-        drawn_point = self._of[trial.number]
+        drawn_point = self._points_by_trial[trial.number]
         metric, first_draw = self._objective.name, drawn_point.waiting[0]
         reported_values = self._study.trials[first_draw.number].intermediate_values
         values = {
@@ -277,11 +277,11 @@ class Draws(Grid):
     def record_result(self, trial: Trial, state: str) -> None:
         """Report the result of a trial to Optuna."""
         self._is_stuck = False
-        drawn_point = self._of[trial.number]
+        drawn_point = self._points_by_trial[trial.number]
         drawn_point.end = state
         self._tell(drawn_point)
 
-    def _tell(self, drawn_point: Drawn) -> None:
+    def _tell(self, drawn_point: DrawnPoint) -> None:
         """Report the result to the draws that wait, when the trial has ended.
 
         The next command resumes a stopped one.
