@@ -37,7 +37,7 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
         pixels = pixels.float() / 128 - 1 if is_float else pixels
         return Images(pixels, images.targets[:count], images.names[:count])
 
-    train, val, test = map(first, splits.parts.values())
+    train, val, test = map(first, splits.by_name.values())
     return Splits(train, val, test, splits.class_names, None if is_float else STATISTICS)
 
 
@@ -95,7 +95,7 @@ class Turned(Dataset[Any]):
     def __init__(
         self, *, split: str = "train", count: int = 70, is_float: bool = False, broken: int = -1
     ) -> None:
-        images = few_digits(count=count).parts[split]
+        images = few_digits(count=count).by_name[split]
         self.images, self.targets = whole(images.pixels), images.targets
         self.is_float = is_float
         self.broken = broken
@@ -154,4 +154,4 @@ def mislabelled(*, flip_seed: int, fold: Fold | None = None) -> Splits:
         moved = torch.tensor([wrong.get(int(name.partition("/")[2]), 0) for name in images.names])
         return replace(images, targets=(images.targets + moved) % 10)
 
-    return replace(splits, **{name: flip(part) for name, part in splits.parts.items()})
+    return replace(splits, **{name: flip(part) for name, part in splits.by_name.items()})

@@ -92,7 +92,7 @@ def record_of(images: Splits) -> dict[str, Any]:
 
     It has the class names, the names, targets and groups of each split, and the contents of files.
     """
-    subsets, record = images.parts, dict[str, Any](class_names=list(images.class_names))
+    subsets, record = images.by_name, dict[str, Any](class_names=list(images.class_names))
     for split, subset in subsets.items():
         record[split] = {"names": list(subset.names), "targets": subset.targets.tolist()}
     if any(subset.groups is not None for subset in subsets.values()):

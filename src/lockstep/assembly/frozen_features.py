@@ -84,7 +84,7 @@ class FrozenFeatures(L.Callback):
         )
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
-        pixels = {split: data.splits.parts[split].pixels for split in splits}
+        pixels = {split: data.splits.by_name[split].pixels for split in splits}
         if any(map(makes_targets, pixels.values())):
             raise _refusal(
                 f"computes features once, and {config.data.target} may draw each sample at random"

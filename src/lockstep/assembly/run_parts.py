@@ -80,7 +80,7 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
             )
         )
     if memory == "stream" and not any(
-        is_streamed(subset.pixels) for subset in images.parts.values()
+        is_streamed(subset.pixels) for subset in images.by_name.values()
     ):
         errors.append(
             Error(
@@ -197,7 +197,7 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
         files = dict(
             zip(table.names, real_names(table.folder, table.names, table.states), strict=True)
         )
-    for split, subset in images.parts.items():
+    for split, subset in images.by_name.items():
         units = subset.groups or [files[name] for name in subset.names if files]
         names_by_unit[split] = dict(zip(units, subset.names, strict=False))
     unit = "file" if images.train.groups is None else "group"
@@ -403,7 +403,7 @@ def seed_splits(splits: Splits, seed: int) -> Splits:
             else images
         )
 
-    return replace(splits, **{split: set_seed(images) for split, images in splits.parts.items()})
+    return replace(splits, **{split: set_seed(images) for split, images in splits.by_name.items()})
 
 
 def image_format(data: ImageData) -> ImageFormat:

@@ -101,7 +101,7 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
     Targets of a Dataset, which are created on demand, are checked in each batch.
     """
     outputs = outputs.detach()[:0]
-    subsets = data.splits.parts
+    subsets = data.splits.by_name
     is_counted = (
         config.data.balance or config.data.folds or config.task.arguments().get("class_weights")
     )

@@ -162,7 +162,7 @@ def _check(
         (
             "similar",
             describe_similar(
-                images.class_names, [subset.groups for subset in images.parts.values()]
+                images.class_names, [subset.groups for subset in images.by_name.values()]
             ),
         ),
         ("other targets", _first("of one image", unlearnable)),
@@ -176,7 +176,7 @@ def _check(
         ).splitlines()
     counts = {
         split: dict(zip(images.class_names, images.class_counts(split) or (), strict=False))
-        for split in images.parts
+        for split in images.by_name
     }
     keys = ("split", "name", "target")
     image_facts = [
@@ -186,7 +186,7 @@ def _check(
     facts = {
         "splits": {
             split: {"images": len(subset), "classes": counts[split], "groups": subset.num_groups}
-            for split, subset in images.parts.items()
+            for split, subset in images.by_name.items()
         },
         **descriptions,
         "sizes": sides,
@@ -228,7 +228,7 @@ def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]
         for stack, (split, image_name, target, (part_name, position), *_) in zip(
             stacks, duplicate.images, strict=False
         ):
-            stack.append(plots.picture(images.parts[part_name].pixels, position))
+            stack.append(plots.picture(images.by_name[part_name].pixels, position))
             lines += [
                 plots.short_name(image_name, 20, is_end=True),
                 plots.short_name(f"{split}, {target}", 20),
@@ -355,7 +355,7 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
     if decoding is None:
         pixels, total = (
             images.train.pixels,
-            sum(num_bytes(subset.pixels) for subset in images.parts.values()),
+            sum(num_bytes(subset.pixels) for subset in images.by_name.values()),
         )
         if is_streamed(pixels):
             return f"streamed: made when they are needed ({pixels.reason})"

@@ -22,7 +22,7 @@ def write_class_folders(images: Splits, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         root = Path(temporary) / "folders"
-        for split, part in images.parts.items():
+        for split, part in images.by_name.items():
             if not isinstance(part.pixels, Tensor) or part.classes is None:
                 problem = f"needs the pixels and the class of each {split} image"
                 raise ConfigError(

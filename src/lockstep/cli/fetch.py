@@ -53,7 +53,7 @@ def fetch(
 
             write_class_folders(images, folders)
         folder = decoding.table.folder if decoding is not None else local_section.root
-        description = plural(sum(map(len, images.parts.values())), "image") + (
+        description = plural(sum(map(len, images.by_name.values())), "image") + (
             f" in {folder}" if folder else ""
         )
         return (

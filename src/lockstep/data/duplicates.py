@@ -128,7 +128,7 @@ def find_duplicates(
 
 def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
     class_names = inspection.splits.class_names
-    for split, images in inspection.splits.parts.items():
+    for split, images in inspection.splits.by_name.items():
         targets = iter(inspection.targets[split].tolist())
         for position, (name, result) in enumerate(
             zip(images.names, inspection.seen[split], strict=True)
@@ -145,7 +145,7 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
 
 
 def _splits_of(splits: Splits) -> dict[str, str]:
-    return {str(name): split for split, images in splits.parts.items() for name in images.names}
+    return {str(name): split for split, images in splits.by_name.items() for name in images.names}
 
 
 def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:

@@ -57,10 +57,10 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     `show` gets the number of images done and the number of all images. With `is_near`, thumbnails
     are made to find near-duplicates.
     """
-    total = sum(map(len, splits.parts.values()))
+    total = sum(map(len, splits.by_name.values()))
     inspection = Inspection(splits, {}, {}, {})
     num_done = 0
-    for split, images in splits.parts.items():
+    for split, images in splits.by_name.items():
         results, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
         labelled = inspection.labelled.setdefault(split, [])
         for name, (result, target) in zip(

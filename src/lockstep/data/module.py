@@ -99,7 +99,7 @@ class ImageData(L.LightningDataModule):
         self.class_names = splits.class_names
         self.mean, self.std = splits.statistics or statistics_of(splits.train.pixels)
         self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
-        images_by_split = splits.parts
+        images_by_split = splits.by_name
         self._order = None
         if batching.balance:
             from lockstep.data import balance
@@ -134,7 +134,7 @@ class ImageData(L.LightningDataModule):
 
     def _is_made(self, split: str) -> bool:
         """Return whether worker processes make the images of a split on demand."""
-        return is_streamed(self.splits.parts[split].pixels) or (
+        return is_streamed(self.splits.by_name[split].pixels) or (
             split == "train" and self._makes_train
         )
 

@@ -200,7 +200,7 @@ class Splits:
     folder: Path | None = None
 
     @property
-    def parts(self) -> dict[str, Images]:
+    def by_name(self) -> dict[str, Images]:
         """Return the splits by name, in the order train, val and test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
@@ -209,7 +209,7 @@ class Splits:
 
         Returns None if targets are not class numbers, or if they are unknown.
         """
-        classes, num_classes = self.parts[split].classes, len(self.class_names)
+        classes, num_classes = self.by_name[split].classes, len(self.class_names)
         if classes is None or not len(classes) or classes.min() < 0 or classes.max() >= num_classes:
             return None
         return torch.bincount(classes, minlength=num_classes).tolist()
@@ -253,7 +253,7 @@ def describe_groups(splits: Splits) -> str:
 
     The text is empty if there are no groups.
     """
-    counts = {split: (images.num_groups, len(images)) for split, images in splits.parts.items()}
+    counts = {split: (images.num_groups, len(images)) for split, images in splits.by_name.items()}
     return ", ".join(
         [
             f"{split} {num_groups:,} (images: {num_images:,})"

@@ -74,7 +74,7 @@ def evaluate(
             weights_only=True,
             verbose=False,
         )
-        images = data.splits.parts[split].head(data.batches(split).num_epoch_samples)
+        images = data.splits.by_name[split].head(data.batches(split).num_epoch_samples)
         metrics = metrics_of(trainer, module)
         outcomes = reliability.of(trainer)
         findings = outcomes and outcomes.findings

@@ -67,13 +67,13 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
     """
     module, paths = predict.load_network(session, trained), []
     for split in JUDGED:
-        if not isinstance(module.task, Classification) or images.parts[split].classes is None:
+        if not isinstance(module.task, Classification) or images.by_name[split].classes is None:
             task = f"task._target_={session.config.task.target}"
             problem = f"needs one class for each image, and {task}"
             fix = "use lockstep eval with --output"
             raise ConfigError(Error("unsupported", "lockstep labels", problem, fix))
         paths.append(session.folder.path / f"{split}.csv")
-        predict.write_probabilities(session, module, images.parts[split], paths[-1], split)
+        predict.write_probabilities(session, module, images.by_name[split], paths[-1], split)
     return paths
 
 
@@ -120,7 +120,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
 
     locations = {
         str(name): (split_images.pixels, row)
-        for split_images in images.parts.values()
+        for split_images in images.by_name.values()
         for row, name in enumerate(split_images.names)
     }
     # Images that are not judged, or were removed with changed_data=accept, are left out.

@@ -202,7 +202,7 @@ def images_of(
         refuse_other_splits(trained)
         splits = run_parts.splits(session, trained.folder, is_once=True)
         data_record.compare(session, splits, trained.folder)
-        return splits.test if session.config.data.validate_on_test else splits.parts[source]
+        return splits.test if session.config.data.validate_on_test else splits.by_name[source]
     view, channels = view_of(session.config, image_format), image_format.image_shape[0]
     with (
         contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())

@@ -59,7 +59,7 @@ def summarize(
     default, _ = metric_names.default(session.config)
     value = float(score) if score is not None else metrics_of(trainer, module).get(default)
     times = sorted(record.epoch_times_s)
-    groups = {split: subset.num_groups for split, subset in data.splits.parts.items()}
+    groups = {split: subset.num_groups for split, subset in data.splits.by_name.items()}
     return {
         **metrics_of_test(module, data, metrics_of(trainer, module)),
         "monitor": monitor or default,
@@ -115,7 +115,7 @@ def show_header(
     if config.silent:
         return
     shape = "x".join(map(str, data.image_shape))
-    split_sizes = ", ".join(_used_text(data, split) for split in data.splits.parts)
+    split_sizes = ", ".join(_used_text(data, split) for split in data.splits.by_name)
     rows = [
         ("data", f"{split_sizes} images of {shape}, {_classes(module, data)}, {data.placement}")
     ]
@@ -135,7 +135,7 @@ def show_header(
         (
             "similar",
             describe_similar(
-                data.class_names, [subset.groups for subset in data.splits.parts.values()]
+                data.class_names, [subset.groups for subset in data.splits.by_name.values()]
             ),
         )
     )

@@ -36,7 +36,7 @@ def images(*, seed: int) -> Splits:
         for part in torch.split(pixels, 10)
     ]
     splits = Splits(*parts, class_names=("a", "b"), statistics=Statistics((0.5,), (0.2,)))
-    assert_type(splits.parts, dict[str, Images])
+    assert_type(splits.by_name, dict[str, Images])
     return splits
 
 

@@ -183,7 +183,7 @@ def test_near_duplicates_within_group(photographs: Path) -> None:
     burst = ("test/fox/22.png", "test/fox/thin.png", "train/fox/06.png", "test/fox/half.png")
     parts = {
         split: replace(images, groups=["burst" if name in burst else name for name in images.names])
-        for split, images in splits.parts.items()
+        for split, images in splits.by_name.items()
     }
     inspection = inspect(replace(splits, **parts), lambda *_: None, is_near=True)
     duplicates = find_duplicates(inspection, (), 0.1, lambda *_: None)

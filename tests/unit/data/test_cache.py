@@ -46,7 +46,7 @@ def leftovers(cache: str) -> list[Path]:
 
 def assert_same(one: Splits, other: Splits) -> None:
     assert (one.class_names, one.statistics) == (other.class_names, other.statistics)
-    for a, b in zip(one.parts.values(), other.parts.values(), strict=True):
+    for a, b in zip(one.by_name.values(), other.by_name.values(), strict=True):
         assert torch.equal(whole(a.pixels), whole(b.pixels))
         assert torch.equal(a.targets, b.targets)
         assert a.names == b.names

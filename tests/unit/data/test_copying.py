@@ -90,9 +90,9 @@ def test_list_copy_listed_images(tmp_path: Path, scratch: Path, is_absolute: boo
     _, direct = loaded(listed(file, None))
     root, copied = loaded(listed(file, scratch))
     assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
-    for split, part in direct.parts.items():
-        assert part.names == copied.parts[split].names
-        assert torch.equal(whole(part.pixels), whole(copied.parts[split].pixels))
+    for split, part in direct.by_name.items():
+        assert part.names == copied.by_name[split].names
+        assert torch.equal(whole(part.pixels), whole(copied.by_name[split].pixels))
 
 
 def test_list_image_above_folder_refused(tmp_path: Path, scratch: Path) -> None:

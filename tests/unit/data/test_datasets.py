@@ -50,7 +50,7 @@ def splits_of(train: Any, **changes: Any) -> Splits:
 
 
 def samples_of(splits: Splits, part: str = "train") -> Samples:
-    pixels = splits.parts[part].pixels
+    pixels = splits.by_name[part].pixels
     assert isinstance(pixels, Samples)
     return pixels
 

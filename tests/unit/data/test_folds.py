@@ -64,12 +64,12 @@ def of_dataset(path: Path) -> Callable[..., Splits]:
 @pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
 def test_images_tested_once(tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]) -> None:
     load = make(tmp_path)
-    every = names_of(load().parts.values())
+    every = names_of(load().by_name.values())
     folds = [load(fold=Fold(number, 4)) for number in range(4)]
     assert names_of(splits.test for splits in folds) == every
     for splits in folds:
-        assert names_of(splits.parts.values()) == every
-        assert min(len(part) for part in splits.parts.values()) > 0
+        assert names_of(splits.by_name.values()) == every
+        assert min(len(part) for part in splits.by_name.values()) > 0
 
 
 def names_of(parts: Iterable[Images]) -> list[str]:
@@ -80,7 +80,7 @@ def test_folds_predefined_splits(tmp_path: Path) -> None:
     for split, count in (("train", 4), ("val", 2), ("test", 2)):
         write_folder(tmp_path / split, count=count)
     folds = [read(tmp_path, fold=Fold(number, 4)) for number in range(4)]
-    train = names_of([*folds[0].parts.values()][0::2])
+    train = names_of([*folds[0].by_name.values()][0::2])
     assert {name.partition("/")[0] for name in train} == {"train"}
     assert names_of(splits.test for splits in folds) == train
     for splits in folds:
@@ -110,7 +110,7 @@ class Visits(Turned):
 def test_dataset_group_in_one_split(tmp_path: Path, fold: Fold | None) -> None:
     load = partial(of_dataset(tmp_path), train=Visits(count=300))
     found = set[tuple[str, str]]()
-    for split, part in load(fold=fold).parts.items():
+    for split, part in load(fold=fold).by_name.items():
         assert part.groups == [str(int(name.removeprefix("train/")) // 5) for name in part.names]
         found |= {(group, split) for group in part.groups or ()}
     assert len(found) == 60

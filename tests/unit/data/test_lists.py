@@ -24,8 +24,8 @@ def test_class_list(tmp_path: Path) -> None:
     file = write_listed(tmp_path)
     splits = read(file, split_column="split")
     assert splits.class_names == ("a", "b")
-    assert [len(part) for part in splits.parts.values()] == [12, 4, 4]
-    for part, rests in zip(splits.parts.values(), ((0, 1, 2), (3,), (4,)), strict=True):
+    assert [len(part) for part in splits.by_name.values()] == [12, 4, 4]
+    for part, rests in zip(splits.by_name.values(), ((0, 1, 2), (3,), (4,)), strict=True):
         numbers = [int(name[-6:-4]) for name in part.names]
         assert numbers == [number for number in range(20) if number % 5 in rests]
         assert part.targets.tolist() == [number % 2 for number in numbers]
@@ -43,7 +43,7 @@ def test_label_and_number_columns(tmp_path: Path) -> None:
     )
     numbers = read(file, target_columns=["kg", "wet"], targets="numbers")
     assert numbers.class_names == ("kg", "wet")
-    for part in numbers.parts.values():
+    for part in numbers.by_name.values():
         rows = torch.tensor([int(name[-6:-4]) for name in part.names])
         assert part.targets.dtype == torch.float32
         assert torch.equal(part.targets, torch.stack([rows / 4, rows % 2], 1))
@@ -218,7 +218,7 @@ def write_patients(folder: Path) -> Path:
 
 def splits_of(splits: Splits, key: Callable[[str], str]) -> set[tuple[str, str]]:
     """Pairs of a key of an image and its split."""
-    return {(key(name), split) for split, part in splits.parts.items() for name in part.names}
+    return {(key(name), split) for split, part in splits.by_name.items() for name in part.names}
 
 
 @pytest.mark.parametrize("keys", [{"group_column": "patient"}, {"group": r"^(p\d+)_"}])
@@ -238,7 +238,7 @@ def test_duplicate_paths_same_split(tmp_path: Path, keys: dict[str, str]) -> Non
         for path in (f"./{row['path']}", str(tmp_path / row["path"]))
     ]
     splits = read(write_list(tmp_path / "twice.csv", rows + again), **keys)
-    assert sum(map(len, splits.parts.values())) == 120
+    assert sum(map(len, splits.by_name.values())) == 120
     assert len(splits_of(splits, lambda name: Path(name).name)) == 40
 
 

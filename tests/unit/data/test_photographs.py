@@ -141,7 +141,7 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
         splits = read(
             root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache")
         )
-        (part,) = (part for part in splits.parts.values() if "a/a.jpg" in part.names)
+        (part,) = (part for part in splits.by_name.values() if "a/a.jpg" in part.names)
         found.append(whole(part.pixels)[part.names.index("a/a.jpg")])
     for pixels in found[1:]:
         assert torch.equal(pixels, found[0])

@@ -50,11 +50,11 @@ def read(root: Path, **changes: Any) -> Splits:
 
 
 def names(splits: Splits) -> list[str]:
-    return [name for part in splits.parts.values() for name in part.names]
+    return [name for part in splits.by_name.values() for name in part.names]
 
 
 def assert_well_formed(splits: Splits) -> None:
-    for part in splits.parts.values():
+    for part in splits.by_name.values():
         assert (whole(part.pixels).dtype, part.targets.dtype) == (torch.uint8, torch.int64)
         assert len(whole(part.pixels)) == len(part.targets) == len(part.names) > 0
 
@@ -74,7 +74,7 @@ def test_digits_as_scikit_learn() -> None:
     splits = digits(**settings, split_seed=0)
     assert sorted(names(splits)) == sorted(f"digits/{i}" for i in range(1797))
     images, labels = map(np.asarray, load_digits(return_X_y=True))
-    for part in splits.parts.values():
+    for part in splits.by_name.values():
         index = [int(name.removeprefix("digits/")) for name in part.names]
         assert part.targets.tolist() == labels[index].tolist()
         assert (
@@ -97,8 +97,8 @@ def test_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "CIFAR10", FewImages)
     splits = cifar10(root="", download=False, val_fraction=0.2, split_seed=0)
     assert_well_formed(splits)
-    assert [len(part) for part in splits.parts.values()] == [32, 8, 10]
-    for part in splits.parts.values():
+    assert [len(part) for part in splits.by_name.values()] == [32, 8, 10]
+    for part in splits.by_name.values():
         rows = [int(name.partition("/")[2]) for name in part.names]
         pixels = FewImages("", part is not splits.test, False).data[rows]
         assert torch.equal(whole(part.pixels), torch.from_numpy(pixels).permute(0, 3, 1, 2))
@@ -113,7 +113,7 @@ def test_cifar10_resized(
     settings: dict[str, Any] = {"root": "", "download": False, "val_fraction": 0.2, "split_seed": 0}
     usual, resized = cifar10(**settings), cifar10(**settings, image_size=size)
     transform = v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])
-    for part, expected in zip(resized.parts.values(), usual.parts.values(), strict=True):
+    for part, expected in zip(resized.by_name.values(), usual.by_name.values(), strict=True):
         assert torch.equal(whole(part.pixels), transform(whole(expected.pixels)))
         assert list(part.names) == list(expected.names)
 
@@ -142,7 +142,7 @@ def test_class_folders_split(tmp_path: Path) -> None:
     assert_well_formed(splits)
     assert splits.class_names == ("red fox", "train", "ärger")
     assert sorted(names(splits)) == expected == sorted(list_images(tmp_path))
-    for part in splits.parts.values():
+    for part in splits.by_name.values():
         assert set(part.targets.tolist()) == {0, 1, 2}
         for pixels, label, name in zip(
             whole(part.pixels), part.targets.tolist(), part.names, strict=True
@@ -170,7 +170,7 @@ def write_patients(folder: Path) -> Path:
 def test_group_in_one_split(tmp_path: Path, group: str | int) -> None:
     splits = read(write_patients(tmp_path), group=group)
     found = {
-        (patient, split) for split, part in splits.parts.items() for patient in part.groups or ()
+        (patient, split) for split, part in splits.by_name.items() for patient in part.groups or ()
     }
     assert len(found) == 24
 
@@ -214,7 +214,7 @@ def test_missing_split_folders(tmp_path: Path, missing: tuple[str, ...]) -> None
     splits = read(tmp_path, **{} if missing else {"val_fraction": 0, "test_fraction": 0})
     for name in ("val", "test"):
         folder = "train" if name in missing else name
-        assert {file.partition("/")[0] for file in splits.parts[name].names} == {folder}
+        assert {file.partition("/")[0] for file in splits.by_name[name].names} == {folder}
     assert len(set(names(splits))) == len(names(splits)) == 8 * (3 - len(missing))
 
 
@@ -375,7 +375,7 @@ def test_class_blanks_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     write_classes(tmp_path, dict.fromkeys(("cat", "cat ", " dog", "dog\u200b", "d\u200bog"), 4))
     splits = read(tmp_path)
     assert splits.class_names == ("cat", "dog")
-    assert torch.cat([part.targets for part in splits.parts.values()]).bincount().tolist() == [
+    assert torch.cat([part.targets for part in splits.by_name.values()]).bincount().tolist() == [
         8,
         12,
     ]
@@ -386,7 +386,9 @@ def test_links_to_one_file(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 20, "b": 20})
     for number in range(20):
         (tmp_path / "a" / f"link {number}.png").symlink_to(f"{number}.png")
-    split_of = {name: split for split, part in read(tmp_path).parts.items() for name in part.names}
+    split_of = {
+        name: split for split, part in read(tmp_path).by_name.items() for name in part.names
+    }
     assert len(split_of) == 60
     assert all(
         split_of[f"a/{number}.png"] == split_of[f"a/link {number}.png"] for number in range(20)

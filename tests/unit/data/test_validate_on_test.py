@@ -67,7 +67,7 @@ def test_split_test(overrides: tuple[str, ...]) -> None:
     splits = source(config.data)
     refuse_unfit_images(config, splits)
     every = [
-        [name for part in each.parts.values() for name in part.names] for each in (usual, splits)
+        [name for part in each.by_name.values() for name in part.names] for each in (usual, splits)
     ]
     assert sorted(every[0]) == sorted(every[1])
     assert len(splits.test) > len(splits.val) == 0
