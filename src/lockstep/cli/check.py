@@ -99,7 +99,7 @@ def _check(
     progress = Progress("Comparing images", "images")
     duplicates = find_duplicates(inspection, folds, threshold, progress.show)
     picture_lines = [] if pictures is None else [_draw_pairs(Path(pictures), images, duplicates)]
-    all_images = [image for subset in inspection.seen.values() for image in subset]
+    all_images = [image for subset in inspection.images.values() for image in subset]
     sizes = [image.size for image in all_images if image.size is not None]
     descriptions = {
         "training": _use(images, decoding, sizes),
@@ -107,7 +107,7 @@ def _check(
         if decoding is not None
         else "",
         "memory": _placement(config, images, decoding),
-        "steps": _steps(config, len(inspection.seen["train"])),
+        "steps": _steps(config, len(inspection.images["train"])),
     }
     broken_lines, unfit_lines = inspection.broken, _unfit_targets(config, inspection)
     sides = {
@@ -142,7 +142,7 @@ def _check(
         else ""
     )
     rows: list[tuple[str, str | Text]] = [
-        *((split, _counts(config, inspection, split)) for split in inspection.seen),
+        *((split, _counts(config, inspection, split)) for split in inspection.images),
         ("groups", describe_groups(images)),
         ("sizes", _sizes(sides)),
         *descriptions.items(),
@@ -259,7 +259,7 @@ def _counts(config: Config, inspection: "Inspection", split: str) -> str:
     from lockstep.data.splits import describe_counts
 
     targets, class_names = inspection.targets[split], inspection.splits.class_names
-    total_text = plural(len(inspection.seen[split]), "image")
+    total_text = plural(len(inspection.images[split]), "image")
     if not len(targets):
         return total_text
     is_one_number = targets.dim() == 1 and not targets.is_floating_point()
@@ -314,7 +314,7 @@ def _unfit_targets(config: Config, inspection: "Inspection") -> list[str]:
             continue
         outputs = torch.empty(0, len(inspection.splits.class_names), *targets.shape[1:])
         try:
-            refuse_unfit(config, task, outputs, split, targets, inspection.labelled[split])
+            refuse_unfit(config, task, outputs, split, targets, inspection.labeled_names[split])
         except ConfigError as error:
             messages += map(str, error.errors)
     return messages

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from lockstep.data.inspection import Inspection, Seen
+from lockstep.data.inspection import InspectedImage, Inspection
 from lockstep.data.near_duplicates import Pair, near_pairs
 from lockstep.data.splits import Splits, makes_targets
 
@@ -32,7 +32,7 @@ class Duplicate(NamedTuple):
     name: str
     target: str
     place: tuple[str, int]
-    seen: Seen
+    inspected_image: InspectedImage
     burst: tuple[str, str, str] | None
 
 
@@ -55,7 +55,7 @@ class Duplicates(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        return len({image.seen.digest for image in self.images}) == 1
+        return len({image.inspected_image.digest for image in self.images}) == 1
 
     @property
     def has_targets(self) -> bool:
@@ -101,12 +101,12 @@ def find_duplicates(
     images = [*_readable(inspection, is_class=is_class)]
     originals, equal_pairs = dict[bytes, int](), list[Pair]()
     for number, image in enumerate(images):
-        if (original := originals.setdefault(image.seen.digest, number)) != number:
+        if (original := originals.setdefault(image.inspected_image.digest, number)) != number:
             equal_pairs.append(Pair(0.0, original, number))
     thumbnails = {
         n: thumbnail
         for n in originals.values()
-        if (thumbnail := images[n].seen.thumbnail) is not None
+        if (thumbnail := images[n].inspected_image.thumbnail) is not None
     }
     numbers, similar_pairs = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
     similar_pairs = [
@@ -131,7 +131,7 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
     for split, images in inspection.splits.by_name.items():
         targets = iter(inspection.targets[split].tolist())
         for position, (name, result) in enumerate(
-            zip(images.names, inspection.seen[split], strict=True)
+            zip(images.names, inspection.images[split], strict=True)
         ):
             if result.errors and makes_targets(images.pixels):
                 continue  # Such a sample has no target.

@@ -17,7 +17,7 @@ from lockstep.data.splits import ImageError, Images, Splits
 from lockstep.system.hardware import num_cores
 
 
-class Seen(NamedTuple):
+class InspectedImage(NamedTuple):
     """An inspected image, with the digest of its pixels, its errors and its thumbnail.
 
     `size` (H, W) is the size before the image is scaled. Near-duplicates are found by thumbnails.
@@ -32,21 +32,24 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Inspection:
-    """All images of a source by split, with the targets of those that are `labelled`.
+    """All images of a source by split, with the targets of those in `labeled_names`.
 
     Samples that cannot be made have no target.
     """
 
     splits: Splits
-    seen: dict[str, list[Seen]]
+    images: dict[str, list[InspectedImage]]
     targets: dict[str, Tensor]
-    labelled: dict[str, list[str]]
+    labeled_names: dict[str, list[str]]
 
     @property
     def broken(self) -> list[str]:
         """Return the errors of the images that cannot be used, one line per file."""
         lines = [
-            error for results in self.seen.values() for result in results for error in result.errors
+            error
+            for results in self.images.values()
+            for result in results
+            for error in result.errors
         ]
         return list(dict.fromkeys(lines))
 
@@ -61,13 +64,13 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     inspection = Inspection(splits, {}, {}, {})
     num_done = 0
     for split, images in splits.by_name.items():
-        results, targets = inspection.seen.setdefault(split, []), [images.targets[:0]]
-        labelled = inspection.labelled.setdefault(split, [])
+        results, targets = inspection.images.setdefault(split, []), [images.targets[:0]]
+        labeled = inspection.labeled_names.setdefault(split, [])
         for name, (result, target) in zip(
             images.names, _inspect_images(images, is_near=is_near), strict=True
         ):
             results.append(result)
-            labelled += [str(name)] * len(target)
+            labeled += [str(name)] * len(target)
             targets.append(target)
             num_done += 1
             show(num_done, total)
@@ -75,7 +78,7 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     return inspection
 
 
-def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Tensor]]:
+def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[InspectedImage, Tensor]]:
     """Yield each image and its target (1, ...).
 
     The target is empty (0, ...) for a sample that cannot be made.
@@ -97,12 +100,12 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Seen, Te
         yield _inspect_pixels(images, is_near, position)
 
 
-def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> Seen:
+def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> InspectedImage:
     try:
         pixels, size = images.decode(position)
     except ImageError as error:
-        return Seen(b"", None, tuple(error.errors))
-    return Seen(_digest(pixels), size, (), thumbnail(pixels) if is_near else None)
+        return InspectedImage(b"", None, tuple(error.errors))
+    return InspectedImage(_digest(pixels), size, (), thumbnail(pixels) if is_near else None)
 
 
 def _digest(pixels: Tensor) -> bytes:
@@ -111,7 +114,9 @@ def _digest(pixels: Tensor) -> bytes:
     return code.digest()
 
 
-def _inspect_pixels(images: Images, is_near: bool, position: Tensor) -> tuple[Seen, Tensor]:
+def _inspect_pixels(
+    images: Images, is_near: bool, position: Tensor
+) -> tuple[InspectedImage, Tensor]:
     pixels = images.pixels
     try:
         if isinstance(pixels, Samples):
@@ -119,8 +124,8 @@ def _inspect_pixels(images: Images, is_near: bool, position: Tensor) -> tuple[Se
         else:
             inputs, target = pixels[position], images.targets[position]
     except ImageError as error:
-        return Seen(b"", None, tuple(error.errors)), images.targets[:0]
+        return InspectedImage(b"", None, tuple(error.errors)), images.targets[:0]
     image = inputs[0]
-    return Seen(
+    return InspectedImage(
         _digest(image), size_of(image), thumbnail=thumbnail(image) if is_near else None
     ), target

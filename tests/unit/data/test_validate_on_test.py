@@ -71,8 +71,8 @@ def test_split_test(overrides: tuple[str, ...]) -> None:
     ]
     assert sorted(every[0]) == sorted(every[1])
     assert len(splits.test) > len(splits.val) == 0
-    seen = inspect(splits, lambda *_: None, is_near=False).seen
-    assert [len(part) for part in seen.values()] == [len(splits.train), 0, len(splits.test)]
+    images = inspect(splits, lambda *_: None, is_near=False).images
+    assert [len(part) for part in images.values()] == [len(splits.train), 0, len(splits.test)]
 
 
 def test_given_val_refused() -> None:
