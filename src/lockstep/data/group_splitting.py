@@ -38,15 +38,15 @@ def deal_groups(
     order = new_rows[np.argsort(units[new_rows], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(units[order])) + 1) if len(new_rows) else []
     groups.sort(key=len)
-    cells, members = list[tuple[Rows, Rows]](), [list[int]() for _ in num_images]
+    class_counts, members = list[tuple[Rows, Rows]](), [list[int]() for _ in num_images]
     for number, rows in enumerate(groups):
         kinds, counts = np.unique(labels[rows], return_counts=True)
-        cells.append((np.append(kinds, total_row), np.append(counts, len(rows))[:, None]))
-        for row in cells[number][0].tolist():
+        class_counts.append((np.append(kinds, total_row), np.append(counts, len(rows))[:, None]))
+        for row in class_counts[number][0].tolist():
             members[row].append(number)
 
     def add(group: int, subset: int, sign: int = 1) -> None:
-        rows, counts = cells[group]
+        rows, counts = class_counts[group]
         num_images[rows, subset] += sign * counts[:, 0]
         num_groups[rows, subset] += sign
         subsets[groups[group]] = subset
@@ -68,7 +68,7 @@ def deal_groups(
     # A third pass improves the result by less than 1 % (272 random data sets, 2026-11-27).
     for is_first in (True, False):
         for group in by_size:
-            (rows, counts), subset = cells[group], int(subsets[groups[group][0]])
+            (rows, counts), subset = class_counts[group], int(subsets[groups[group][0]])
             if subset >= 0:
                 if is_first or (num_groups[rows, subset] == 1).any():
                     continue
