@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 
 from benchmarks.table import Row, alternate, parser, progress, publish, ratios, row
 from lockstep.data.images.decoded_image import decode, pixels_of
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.images.random_crop import RandomCrop
 from lockstep.data.loader import ShardDataset, ShardLoader
 from lockstep.data.prefetch import worker_settings
@@ -204,7 +204,7 @@ def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
 def differences(root: Path) -> Iterator[str]:
     """Yield the mean and the 99th percentile of the differences for some sizes of the view."""
     for size in (32, 64, 128, 224):
-        view, found = View.from_keys(size, 1.0, "crop", "bilinear", "white"), []
+        view, found = Preprocessing.from_keys(size, 1.0, "crop", "bilinear", "white"), []
         for path in sorted(root.rglob("*.jpg")):
             shrunk = decode(str(path), 3, view)
             with Image.open(path) as file:

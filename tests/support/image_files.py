@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import image_folder
 from lockstep.data.splits import Splits
 
@@ -26,7 +26,7 @@ HEIC = base64.b85decode(
     b"sC7<auedJ$X<9d9A_F<)@P<2HU#)MzQAb-1!>DqH1Ctzw7R^Fak-T(jq21R&jW&i+9O#mtY000O80Ra*K0{{R30RRR70"
     b"000000"
 )
-VIEW = View.from_keys(8, "auto", "crop", "auto", "white")
+PREPROCESSING = Preprocessing.from_keys(8, "auto", "crop", "auto", "white")
 SETTINGS: dict[str, Any] = {
     "image_size": 8, "crop_percent": "auto", "fit": "crop", "interpolation": "auto", "channels": 3,
     "background": "white", "val_fraction": 0.25, "test_fraction": 0.25, "split_seed": 0,

@@ -12,7 +12,7 @@ from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data
 from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import list_classes
-from lockstep.data.images.preprocessing import VIEW_KEYS, View
+from lockstep.data.images.preprocessing import PREPROCESSING_KEYS, Preprocessing
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
 from lockstep.data.splits import Fold, Kept, Splits
@@ -34,7 +34,7 @@ def files_of(
     whose name is in `kept` stay in that split.
     """
     arguments = section.arguments()
-    view = View.from_keys(*(arguments.pop(name) for name in VIEW_KEYS))
+    view = Preprocessing.from_keys(*(arguments.pop(name) for name in PREPROCESSING_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
     split_arguments = [
         arguments.pop(name)
@@ -54,7 +54,7 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
 
     The second row describes how much a new run shrinks its `images`.
     """
-    view = View.from_keys(*(config.data.arguments()[name] for name in VIEW_KEYS))
+    view = Preprocessing.from_keys(*(config.data.arguments()[name] for name in PREPROCESSING_KEYS))
     scale = config.augment.random_resized_crop.scale
     crops = (
         f"; in training crops of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
@@ -65,7 +65,7 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     return [("images", f"{view.text}{crops}"), ("shrunk", shrunk)]
 
 
-def describe_shrinking(config: Config, view: View, sides: Sequence[int]) -> str:
+def describe_shrinking(config: Config, view: Preprocessing, sides: Sequence[int]) -> str:
     """Describe how much images with these shorter sides are shrunk, and how to keep more.
 
     The text is empty if they are shrunk little.

@@ -24,7 +24,7 @@ from lockstep.assembly.run_parts import once_a_node, open_source
 from lockstep.assembly.session import open_session
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.preprocessing import View, resize, size_of
+from lockstep.data.images.preprocessing import Preprocessing, resize, size_of
 from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.inference.options import TrainedRun
@@ -52,7 +52,9 @@ class Exported(nn.Module):
     a `threshold` there are also answers int64 (B,): the number of a class, or -1.
     """
 
-    def __init__(self, module: Classifier, view: View, threshold: float | None = None) -> None:
+    def __init__(
+        self, module: Classifier, view: Preprocessing, threshold: float | None = None
+    ) -> None:
         super().__init__()
         self.threshold = threshold
         self.net, self.calibration, self.task, self.view = (

@@ -18,7 +18,7 @@ from lockstep.callbacks.custom_module import hash_of
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
-from lockstep.data.images.preprocessing import VIEW_KEYS, View
+from lockstep.data.images.preprocessing import PREPROCESSING_KEYS, Preprocessing
 from lockstep.data.module import ImageData
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
@@ -170,7 +170,7 @@ def _load_member(session: Session, checkpoint: Path) -> Classifier:
     return module
 
 
-def view_of(config: Config, image_format: ImageFormat) -> View:
+def view_of(config: Config, image_format: ImageFormat) -> Preprocessing:
     """Return how the run preprocesses image files.
 
     It is a center crop on a white background if the run was not trained on image files, or not on
@@ -178,8 +178,10 @@ def view_of(config: Config, image_format: ImageFormat) -> View:
     """
     arguments, size = config.data.arguments(), image_format.image_shape[1:]
     if config.data.target not in OF_FILES or arguments["image_size"] is None:
-        return View.from_keys(size, "auto", "crop", "auto", arguments.get("background", "white"))
-    return View.from_keys(size, *(arguments[key] for key in VIEW_KEYS[1:]))
+        return Preprocessing.from_keys(
+            size, "auto", "crop", "auto", arguments.get("background", "white")
+        )
+    return Preprocessing.from_keys(size, *(arguments[key] for key in PREPROCESSING_KEYS[1:]))
 
 
 def predictions(module: Classifier, inputs: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.data.images.decoded_image import pixels_of
 from lockstep.data.images.decoded_splits import refuse_beyond_memory
 from lockstep.data.images.image_files import ImageFiles, decode_all
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import ImageError
 from lockstep.models.classifier import ImageFormat
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
     errors: Mapping[str | None, str] = {}
 
 
-def inputs_of(source: ImageLike, form: ImageFormat, view: View) -> Inputs:
+def inputs_of(source: ImageLike, form: ImageFormat, view: Preprocessing) -> Inputs:
     """Read the images of one argument. Raises ValueError or FileNotFoundError."""
     channels = form.image_shape[0]
     if isinstance(source, str | os.PathLike):
@@ -97,7 +97,7 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _check_tensor(tensor: Tensor, form: ImageFormat, view: View) -> Tensor:
+def _check_tensor(tensor: Tensor, form: ImageFormat, view: Preprocessing) -> Tensor:
     """Return the images (n, C, H, W) of a tensor.
 
     They are preprocessed like files, unless the network takes floats.

@@ -16,11 +16,13 @@ from PIL import Image, ImageCms, ImageFile
 
 from lockstep.data.images import decoded_image
 from lockstep.data.images.decoded_image import DecodedImage, decode
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.splits import ImageError
 
 SIZES = [(1, 1), (7, 7), (33, 50), (101, 77)]
-VIEWS = [View.from_keys(size, 1.0, "crop", "bilinear", "white") for size in (None, 8)]
+PREPROCESSINGS = [
+    Preprocessing.from_keys(size, 1.0, "crop", "bilinear", "white") for size in (None, 8)
+]
 plain_jpeg = decoded_image._plain_jpeg
 
 
@@ -80,14 +82,14 @@ def jpegs(height: int, width: int) -> dict[str, bytes]:
     }
 
 
-def outcome(path: Path, channels: int, view: View) -> DecodedImage | str:
+def outcome(path: Path, channels: int, view: Preprocessing) -> DecodedImage | str:
     try:
         return decode(str(path), channels, view)
     except ImageError as error:
         return str(error)
 
 
-def by_both(path: Path, channels: int, view: View) -> tuple[str, str]:
+def by_both(path: Path, channels: int, view: Preprocessing) -> tuple[str, str]:
     """Return the decoder that read a file, or the error, and the difference from Pillow alone."""
     found = []
 
@@ -115,7 +117,9 @@ def by_both(path: Path, channels: int, view: View) -> tuple[str, str]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_jpegs_as_pillow(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "a.jpg"
-    for (name, data), view, channels in itertools.product(jpegs(*size).items(), VIEWS, (1, 3)):
+    for (name, data), view, channels in itertools.product(
+        jpegs(*size).items(), PREPROCESSINGS, (1, 3)
+    ):
         path.write_bytes(data)
         is_plain = "Pillow" not in name and (channels == 3 or "grey" in name)
         expected = ("simplejpeg" if is_plain else "Pillow", "")
@@ -135,7 +139,7 @@ def test_damaged_jpegs_as_pillow(tmp_path: Path) -> None:
         else:
             data[place : place + 4] = draws.randbytes(4)
         path.write_bytes(data)
-        end, difference = by_both(path, 3, draws.choice(VIEWS))
+        end, difference = by_both(path, 3, draws.choice(PREPROCESSINGS))
         assert not difference, f"{number}: {end}; {difference}"
         ends["refused" if "cannot be read" in end else end] += 1
     assert ends.keys() == {"simplejpeg", "Pillow", "refused"}

@@ -15,7 +15,7 @@ from torch import Tensor
 from lockstep.data.images import decoded_image, image_table
 from lockstep.data.images.decoded_image import decode
 from lockstep.data.images.image_table import IMAGE_SUFFIXES
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import ImageError, whole
 from lockstep.models.classifier import ImageFormat
@@ -23,7 +23,7 @@ from lockstep.python.images import inputs_of
 from tests.support.image_files import HEIC, read, write_image
 
 SIDE = 12  # of every photograph, so that the view does not change its pixels
-VIEW = View((SIDE, SIDE), 1.0, "crop", "bilinear", "grey")
+PREPROCESSING = Preprocessing((SIDE, SIDE), 1.0, "crop", "bilinear", "grey")
 NOISE = np.random.default_rng(7).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 DEEP = np.random.default_rng(8).integers(0, 65536, (SIDE, SIDE, 3)).astype(np.uint16)
 PLAIN = Image.fromarray(NOISE)
@@ -105,7 +105,7 @@ FORMAT = ImageFormat(("a", "b"), (3, SIDE, SIDE), (0.5,) * 3, (0.25,) * 3)
 def opened_by_user(path: Path) -> Tensor:
     """Pixels of an image that was opened with Pillow, for `lockstep.load`."""
     with Image.open(path) as image:
-        return inputs_of(image, FORMAT, VIEW).images[0]
+        return inputs_of(image, FORMAT, PREPROCESSING).images[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,9 +120,9 @@ def test_pixels_as_pillow(tmp_path: Path, kind: str) -> None:
     pixels = torch.from_numpy(np.array(expected)).permute(2, 0, 1).int()
     # half-transparent pixels are rounded once more by Pillow's alpha_composite
     limit = int(kind.startswith(("RGBA", "LA", "palette")))
-    for found in (decode(str(path), 3, VIEW).pixels, opened_by_user(path)):
+    for found in (decode(str(path), 3, PREPROCESSING).pixels, opened_by_user(path)):
         assert (found.int() - pixels).abs().max() <= limit
-    grey = decode(str(path), 1, VIEW).pixels[0].int()
+    grey = decode(str(path), 1, PREPROCESSING).pixels[0].int()
     assert (grey - torch.from_numpy(np.array(expected.convert("L"))).int()).abs().max() <= limit
 
 
@@ -135,8 +135,8 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
     Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(
         path, exif=orientation(6), quality=95
     )
-    unlabelled, _ = unlabelled_folder(str(path), view=VIEW, channels=3)
-    found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, VIEW).images[0]]
+    unlabelled, _ = unlabelled_folder(str(path), view=PREPROCESSING, channels=3)
+    found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
     for memory in ("stream", "once", "host"):
         splits = read(
             root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache")
@@ -167,7 +167,7 @@ def test_unusable_image_refused(tmp_path: Path, kind: str, monkeypatch: pytest.M
         "32 bits": "32-bit pixels",
     }[kind]
     with pytest.raises(ImageError, match=reason):
-        decode(str(path), 3, VIEW)
+        decode(str(path), 3, PREPROCESSING)
     if kind != "huge":  # who has the pixels in memory has chosen to read them
         with pytest.raises(ValueError, match=reason):
             opened_by_user(path)
@@ -185,7 +185,7 @@ def test_heic(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(HEIC)
     assert image_table.list_images(tmp_path) == [name]
     pixels, size = decode(
-        str(tmp_path / name), 3, View.from_keys(None, "auto", "crop", "auto", "white")
+        str(tmp_path / name), 3, Preprocessing.from_keys(None, "auto", "crop", "auto", "white")
     )
     assert size == (48, 32)
     corners = [pixels[:, 4, 4], pixels[:, 4, -4], pixels[:, -4, -4]]
@@ -206,7 +206,7 @@ def test_heic(tmp_path: Path, name: str) -> None:
 def test_decode_unread_type(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / name).write_bytes(HEIC)
     with pytest.raises(ImageError, match=reason):
-        decode(str(tmp_path / name), 3, VIEW)
+        decode(str(tmp_path / name), 3, PREPROCESSING)
 
 
 @pytest.mark.usefixtures("without_heif")

@@ -11,7 +11,7 @@ import torch
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
-from lockstep.data.images.preprocessing import View, resize
+from lockstep.data.images.preprocessing import Preprocessing, resize
 
 SIZES = [(20, 30), (60, 31), (8, 9), (40, 40), (3, 90)]  # wide, tall, small, square, long
 MODES: dict[str, Any] = {
@@ -25,8 +25,8 @@ def image_of(height: int, width: int, channels: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (channels, height, width), dtype=torch.uint8, generator=source)
 
 
-def view_of(size: tuple[int, int], **changes: Any) -> View:
-    return View(
+def view_of(size: tuple[int, int], **changes: Any) -> Preprocessing:
+    return Preprocessing(
         **{
             "size": size,
             "crop_percent": 1.0,

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import decode
 from lockstep.data.images.image_table import list_classes, list_images
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabelled_folder
@@ -27,12 +27,14 @@ FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
 
 def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
     return unlabelled_folder(
-        root, view=View.from_keys(size, "auto", "crop", "auto", "white"), channels=3
+        root, view=Preprocessing.from_keys(size, "auto", "crop", "auto", "white"), channels=3
     )
 
 
 def decoded(path: Path) -> torch.Tensor:
-    return decode(str(path), 1, View.from_keys(None, "auto", "crop", "auto", "white")).pixels
+    return decode(
+        str(path), 1, Preprocessing.from_keys(None, "auto", "crop", "auto", "white")
+    ).pixels
 
 
 def pixels_of(seed: int, height: int = 8, width: int = 8) -> np.ndarray:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lockstep.data.images.dataset_samples import Samples
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import unlabelled_folder
 from lockstep.data.splits import Images
 from lockstep.inference.row_chunks import Chunk, compute_chunks
@@ -71,7 +71,9 @@ def photographs(tmp_path: Path) -> Images:
         )
     (tmp_path / "4.png").write_bytes(b"no image")
     return unlabelled_folder(
-        str(tmp_path), view=View.from_keys(SIZE, "auto", "crop", "auto", "white"), channels=3
+        str(tmp_path),
+        view=Preprocessing.from_keys(SIZE, "auto", "crop", "auto", "white"),
+        channels=3,
     )[0]
 
 

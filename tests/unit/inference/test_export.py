@@ -18,13 +18,13 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.inference import export
 from lockstep.inference.export import Exported
 
-VIEWS = (
-    View((24, 24), 0.875, "crop", "bilinear", "white"),
-    View((24, 16), 1.0, "letterbox", "bicubic", "grey"),
+PREPROCESSINGS = (
+    Preprocessing((24, 24), 0.875, "crop", "bilinear", "white"),
+    Preprocessing((24, 16), 1.0, "letterbox", "bicubic", "grey"),
 )
 AXES = {0: "batch", 2: "height", 3: "width"}
 
@@ -52,7 +52,7 @@ class Means(nn.Module):
         return outputs.mean((2, 3))
 
 
-def trained(view: View) -> Any:
+def trained(view: Preprocessing) -> Any:
     """What an export reads of a Classifier."""
     torch.manual_seed(0)
     mean, std = (
@@ -88,7 +88,9 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
         Image.Resampling[interpolation.upper()],
     )
     pixels = torch.from_numpy(photo.copy()).permute(2, 0, 1)[None]
-    exported = Exported(trained(VIEWS[0]), View(size, 1.0, "crop", interpolation, "white"))
+    exported = Exported(
+        trained(PREPROCESSINGS[0]), Preprocessing(size, 1.0, "crop", interpolation, "white")
+    )
     # width first
     stretched = (
         Image.fromarray(photo).resize((size[1], 150), method).resize((size[1], size[0]), method)
@@ -100,8 +102,10 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("view", VIEWS, ids=lambda view: f"{view.fit}-{view.interpolation}")
-def test_export_any_image_size(view: View) -> None:
+@pytest.mark.parametrize(
+    "view", PREPROCESSINGS, ids=lambda view: f"{view.fit}-{view.interpolation}"
+)
+def test_export_any_image_size(view: Preprocessing) -> None:
     module = trained(view)
     with torch.no_grad():
         program = export._program(Exported(module, view).eval(), module.image_format, AXES)
@@ -115,7 +119,7 @@ def test_export_any_image_size(view: View) -> None:
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
 def test_differing_outputs_detected(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
-    module, view, batch = trained(VIEWS[0]), VIEWS[0], images(1)[0][:1]
+    module, view, batch = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0], images(1)[0][:1]
     monkeypatch.setattr(export.predict, "predictions", predictions)
     network = Exported(module, view)
     with torch.no_grad():
@@ -133,10 +137,12 @@ def test_differing_outputs_detected(monkeypatch: pytest.MonkeyPatch, wrong: floa
 def test_export_without_source_paths(
     make: Callable[..., tuple[bytes, Any]],
 ) -> None:
-    module = trained(VIEWS[0])
+    module = trained(PREPROCESSINGS[0])
     module.net = Branch()  # in training, as torch.no_grad of an export would remove the block
     content, _ = make(
-        export._program(Exported(module, VIEWS[0]).eval(), module.image_format, AXES), AXES, "{}"
+        export._program(Exported(module, PREPROCESSINGS[0]).eval(), module.image_format, AXES),
+        AXES,
+        "{}",
     )
     if zipfile.is_zipfile(io.BytesIO(content)):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -152,7 +158,7 @@ def test_export_without_source_paths(
 
 
 def test_wrong_class_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, view = trained(VIEWS[0]), VIEWS[0]
+    module, view = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0]
     monkeypatch.setattr(export.predict, "predictions", predictions)
     exported, batch = Exported(module, view, 0.5).eval(), images(1)[0][:1]
 

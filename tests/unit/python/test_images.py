@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import decode
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.models.classifier import ImageFormat
 from lockstep.python import images as python_images
 from lockstep.python.images import Inputs
@@ -24,11 +24,11 @@ from tests.support.image_files import write_image
 COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
 GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
 FLOATS = COLOUR._replace(is_float=True)
-VIEW = View.from_keys([6, 8], "auto", "crop", "auto", "white")
+PREPROCESSING = Preprocessing.from_keys([6, 8], "auto", "crop", "auto", "white")
 
 
 def inputs_of(given: Any, wanted: ImageFormat, background: str = "white") -> Inputs:
-    return python_images.inputs_of(given, wanted, replace(VIEW, background=background))
+    return python_images.inputs_of(given, wanted, replace(PREPROCESSING, background=background))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_file_pixels(path: Path, tmp_path: Path, wanted: ImageFormat, orientatio
     exif[0x0112] = orientation
     Image.open(path).save(tmp_path / "turned.png", exif=exif)
     name = str(tmp_path / "turned.png")
-    expected = VIEW(decode(name, wanted.image_shape[0], VIEW).pixels).unsqueeze(0)
+    expected = PREPROCESSING(decode(name, wanted.image_shape[0], PREPROCESSING).pixels).unsqueeze(0)
     image = Image.open(name)
     for given in (Path(name), name, image, np.asarray(ImageOps.exif_transpose(image))):
         found = inputs_of(given, wanted)
@@ -86,7 +86,7 @@ def test_tensor_inputs() -> None:
     assert torch.equal(inputs_of(images[0], COLOUR).images, images[:1])
     assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
     large = torch.randint(0, 256, (3, 12, 20), dtype=torch.uint8)
-    assert torch.equal(inputs_of(large, COLOUR).images[0], VIEW(large))
+    assert torch.equal(inputs_of(large, COLOUR).images[0], PREPROCESSING(large))
     floats = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
     assert torch.equal(inputs_of(floats, FLOATS).images, floats)
     values = torch.arange(4 * 3 * 6 * 8).view(4, 3, 6, 8).to(torch.uint8)  # all 256

@@ -13,7 +13,7 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUFFIXES, has_heif
-from lockstep.data.images.preprocessing import View, size_of
+from lockstep.data.images.preprocessing import Preprocessing, size_of
 from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, among them one of PostScript. No file reaches the parsers not listed here.
@@ -60,7 +60,7 @@ class DecodedImage(NamedTuple):
     size: tuple[int, int]
 
 
-def decode(path: str, channels: int, view: View) -> DecodedImage:
+def decode(path: str, channels: int, view: Preprocessing) -> DecodedImage:
     """Decode one image file.
 
     The EXIF orientation is applied, transparent pixels are composited on a background, and 16-bit
@@ -118,7 +118,7 @@ def open_image(path: str) -> ImageFile:
     return Image.open(path, formats=["HEIF"])
 
 
-def _shrunk(file: ImageFile, view: View) -> tuple[int, int] | None:
+def _shrunk(file: ImageFile, view: Preprocessing) -> tuple[int, int] | None:
     """Let the decoder of a JPEG shrink it, if it is much larger than `view` needs.
 
     Returns the original size (H, W) in this case, and None otherwise.

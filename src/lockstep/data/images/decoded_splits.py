@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lockstep.data.images import ragged_table
 from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, decode_all, sampled_positions
 from lockstep.data.images.image_table import ImageTable
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.images.ragged_table import RaggedTable, Rows
 from lockstep.data.splits import (
     Images,
@@ -60,7 +60,7 @@ class Decoding:
     """
 
     table: ImageTable
-    view: View
+    view: Preprocessing
     channels: int
     cache: str | None
 
@@ -76,7 +76,9 @@ class Decoding:
     def place(self) -> Path:
         """Return the folder of these images in the cache."""
         assert self.cache is not None
-        settings = f"{FORMAT} {self.channels} {self.view} {self.table.origin}"
+        # The hashes of earlier caches contain the class name View.
+        description = str(self.view).replace("Preprocessing", "View")
+        settings = f"{FORMAT} {self.channels} {description} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
         size = "x".join(map(str, self.view.size or ("full",)))
         return (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import DecodedImage, decode, open_image, upright_size
-from lockstep.data.images.preprocessing import View, size_of
+from lockstep.data.images.preprocessing import Preprocessing, size_of
 from lockstep.data.splits import ImageError
 from lockstep.system.hardware import num_cores
 
@@ -33,7 +33,7 @@ class ImageFiles:
     """
 
     files: NDArray[np.bytes_]
-    view: View
+    view: Preprocessing
     first: str
     channels: int
     mean_bytes: float

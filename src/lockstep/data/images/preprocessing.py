@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 # These are the settings of a data source that describe its preprocessing.
-VIEW_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")
+PREPROCESSING_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")
 
 
 def size_of(image: Tensor) -> tuple[int, int]:
@@ -20,7 +20,7 @@ def size_of(image: Tensor) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class View:
+class Preprocessing:
     """The preprocessing that turns images of any size into images of `size` (H, W).
 
     If `size` is None, all images have one size and keep it. With `fit` "crop", an image is scaled
@@ -44,8 +44,8 @@ class View:
         fit: Literal["crop", "letterbox"],
         interpolation: Literal["auto", "bilinear", "bicubic"],
         background: str,
-    ) -> "View":
-        """Return the preprocessing that the `VIEW_KEYS` of a data source describe."""
+    ) -> "Preprocessing":
+        """Return the preprocessing that the `PREPROCESSING_KEYS` of a data source describe."""
         height, width = (
             (image_size, image_size) if isinstance(image_size, int) else image_size or (0, 0)
         )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.data.images.image_files import ImageFiles, Store
-from lockstep.data.images.preprocessing import View, size_of
+from lockstep.data.images.preprocessing import Preprocessing, size_of
 from lockstep.data.splits import ImageError
 
 
@@ -132,7 +132,7 @@ class Rows:
     table: RaggedTable
     rows: Tensor
     reason: str
-    view: View
+    view: Preprocessing
     dtype = torch.uint8
     is_streamed = False
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from typing_extensions import Doc
 
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources import FOLDERS
 from lockstep.data.sources.builtin import split_at_random, take_images
 from lockstep.data.splits import Fold, Splits
@@ -106,7 +106,7 @@ def _torchvision_splits(
         )
         raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
     pixels = [torch.as_tensor(dataset.data) for dataset in datasets]
-    view = View.from_keys(image_size, "auto", "crop", "auto", "white")
+    view = Preprocessing.from_keys(image_size, "auto", "crop", "auto", "white")
     train, test = (
         view(images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1))
         for images in pixels

@@ -22,7 +22,7 @@ from lockstep.data.images.image_table import (
     require_path,
     states_of,
 )
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.dates import newest
 from lockstep.data.splits import Fold, Images, Kept, Splits
 from lockstep.data.splitting import Unsplit, split_images
@@ -95,7 +95,7 @@ def image_folder(
     table = complete_splits(
         list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept
     )
-    view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
+    view = Preprocessing.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
     return decoding.splits(memory)
 
@@ -160,7 +160,7 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
             )
 
 
-def unlabelled_folder(root: str, *, view: View, channels: int) -> tuple[Images, str]:
+def unlabelled_folder(root: str, *, view: Preprocessing, channels: int) -> tuple[Images, str]:
     """List every image below a folder in sorted order, or a single image file.
 
     Returns the images, which are not opened, and a digest of their files. The pixels of a file are

@@ -29,7 +29,7 @@ from lockstep.data.images.image_table import (
     states_of,
     strip_names,
 )
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.splits import Fold, Kept, Splits, shorten_lines
 from lockstep.runs.files import read_json, uncell
@@ -123,7 +123,7 @@ def image_list(
         date_column,
     )
     table = complete_splits(table, val_fraction, test_fraction, split_seed, test_after, fold, kept)
-    view = View.from_keys(image_size, crop_percent, fit, interpolation, background)
+    view = Preprocessing.from_keys(image_size, crop_percent, fit, interpolation, background)
     decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
     return decoding.splits(memory)
 
