@@ -114,12 +114,12 @@ def test_export_of_photographs(trained: dict[str, RunFolder], tmp_path: Path) ->
         assert facts["class_names"] == ["0", "1"]
         program = torch.export.load(files["pt2"]).module()
         network = lockstep.load(run.path, device="cpu", trust=True)
-        module, view = network._module, network._view
+        module, preprocessing = network._module, network._preprocessing
         apart: list[float] = []
         for path in sorted((run.path.parent / "images").rglob("*.png"))[::5]:
             image = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None]
             expected = network(path).values
-            inputs = (view(image).float() - module.mean) / module.std
+            inputs = (preprocessing(image).float() - module.mean) / module.std
             draw = torch.Generator().manual_seed(0)
             signs = [torch.rand(inputs.shape, generator=draw).sub(0.5).sign() for _ in range(4)]
             near = [predict.predictions(module, inputs + sign / module.std)[0] for sign in signs]
@@ -127,7 +127,7 @@ def test_export_of_photographs(trained: dict[str, RunFolder], tmp_path: Path) ->
             found = outputs(session, image.numpy())
             assert np.abs(found[0] - expected.numpy()).max() <= limit, path
             assert (program(image) - torch.from_numpy(found)).abs().max() <= export.LIMIT
-            other = predict.predictions(module, replace(view, crop_percent=0.5)(image))[0]
+            other = predict.predictions(module, replace(preprocessing, crop_percent=0.5)(image))[0]
             apart.append((other - expected).abs().max().item() / limit)
         assert max(apart) > 2 or kind == "letterbox"
 

@@ -107,7 +107,7 @@ def reference(run: RunFolder, inputs: Tensor) -> Tensor:
 
 def test_view_of_pretrained_weights(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder((project / "outputs" / "latest").resolve())
-    monkeypatch.setattr(libraries, "pretrained_view", None)
+    monkeypatch.setattr(libraries, "pretrained_preprocessing", None)
     monkeypatch.chdir(project)
     paths = sorted((project / "photos").rglob("*.png"))
     transforms = weights_of(NAME).transforms()

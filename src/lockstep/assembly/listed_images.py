@@ -34,7 +34,7 @@ def files_of(
     whose name is in `kept` stay in that split.
     """
     arguments = section.arguments()
-    view = Preprocessing.from_keys(*(arguments.pop(name) for name in PREPROCESSING_KEYS))
+    preprocessing = Preprocessing.from_keys(*(arguments.pop(name) for name in PREPROCESSING_KEYS))
     settings = {name: arguments.pop(name) for name in ("channels", "cache")}
     split_arguments = [
         arguments.pop(name)
@@ -46,7 +46,7 @@ def files_of(
         table = complete_splits(
             table, *split_arguments, fold=Fold.chosen(section.fold, section.folds), kept=kept
         )
-    return Decoding(table=table, view=view, **settings)
+    return Decoding(table=table, preprocessing=preprocessing, **settings)
 
 
 def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
@@ -54,23 +54,27 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
 
     The second row describes how much a new run shrinks its `images`.
     """
-    view = Preprocessing.from_keys(*(config.data.arguments()[name] for name in PREPROCESSING_KEYS))
+    preprocessing = Preprocessing.from_keys(
+        *(config.data.arguments()[name] for name in PREPROCESSING_KEYS)
+    )
     scale = config.augment.random_resized_crop.scale
     crops = (
         f"; in training crops of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
         if scale
         else ""
     )
-    shrunk = "" if images is None else describe_shrinking(config, view, _shorter_sides(images))
-    return [("images", f"{view.text}{crops}"), ("shrunk", shrunk)]
+    shrunk = (
+        "" if images is None else describe_shrinking(config, preprocessing, _shorter_sides(images))
+    )
+    return [("images", f"{preprocessing.text}{crops}"), ("shrunk", shrunk)]
 
 
-def describe_shrinking(config: Config, view: Preprocessing, sides: Sequence[int]) -> str:
+def describe_shrinking(config: Config, preprocessing: Preprocessing, sides: Sequence[int]) -> str:
     """Describe how much images with these shorter sides are shrunk, and how to keep more.
 
     The text is empty if they are shrunk little.
     """
-    side, median = min(view.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
+    side, median = min(preprocessing.size or [PRETRAINED_SIZE]), statistics.median(sides or [0])
     if side >= PRETRAINED_SIZE or median < max(MUCH_LARGER * side, PRETRAINED_SIZE / 2):
         return ""
     arguments = {} if config.has_custom_module else config.model.arguments()

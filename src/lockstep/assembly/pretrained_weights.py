@@ -27,7 +27,9 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
             lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None
         )
         messages = [
-            message for message in (report, _view(session.config)) if isinstance(message, str)
+            message
+            for message in (report, _preprocessing(session.config))
+            if isinstance(message, str)
         ]
         if session.rank == 0 and messages and not session.config.silent:
             print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(messages)}")
@@ -86,7 +88,7 @@ def _setting(config: Config) -> str:
     )
 
 
-def _view(config: Config) -> str | None:
+def _preprocessing(config: Config) -> str | None:
     """Describe how images are preprocessed for weights of a file.
 
     The weights may have been trained with other preprocessing.
@@ -94,12 +96,16 @@ def _view(config: Config) -> str | None:
     model, data = config.model.arguments(), config.data.arguments()
     if not (is_ours(config.model.target) and isinstance(model.get("pretrained"), str)):
         return None
-    view = [
+    preprocessing = [
         f"data.{key}={literal(data[key])}"
         for key in ("crop_percent", "interpolation")
         if key in data
     ]
     library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
     return " ".join(
-        ["images are normalized as for", library, *(["and seen with", *view] if view else [])]
+        [
+            "images are normalized as for",
+            library,
+            *(["and seen with", *preprocessing] if preprocessing else []),
+        ]
     )

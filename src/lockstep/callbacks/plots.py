@@ -219,7 +219,10 @@ def picture(pixels: Pixels, position: int) -> Image:
     """Return an image (C, H, W) for people. An image file is shown completely, scaled to SIDE."""
     if isinstance(pixels, ImageFiles):
         pixels = replace(
-            pixels, view=replace(pixels.view, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0)
+            pixels,
+            preprocessing=replace(
+                pixels.preprocessing, size=(SIDE, SIDE), fit="letterbox", crop_percent=1.0
+            ),
         )
     return pixels[torch.tensor([position])][0].numpy()
 

@@ -103,7 +103,7 @@ def _check(
     sizes = [image.size for image in all_images if image.size is not None]
     descriptions = {
         "training": _use(images, decoding, sizes),
-        "shrunk": describe_shrinking(config, decoding.view, list(map(min, sizes)))
+        "shrunk": describe_shrinking(config, decoding.preprocessing, list(map(min, sizes)))
         if decoding is not None
         else "",
         "memory": _placement(config, images, decoding),
@@ -338,9 +338,10 @@ def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[in
         return (
             f"{channels}x{height}x{width} as they are, {str(pixels.dtype).removeprefix('torch.')}"
         )
-    num_smaller = sum(decoding.view.scaled_size(*size) > size for size in sizes)
+    num_smaller = sum(decoding.preprocessing.scaled_size(*size) > size for size in sizes)
     enlarged_text = f"; {num_smaller:,} smaller, to be enlarged" if num_smaller else ""
-    return f"{'RGB' if decoding.channels == 3 else 'grayscale'} {decoding.view.text}{enlarged_text}"
+    color_text = "RGB" if decoding.channels == 3 else "grayscale"
+    return f"{color_text} {decoding.preprocessing.text}{enlarged_text}"
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:

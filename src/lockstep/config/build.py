@@ -31,19 +31,22 @@ def resolve_config(config: Config) -> Config:
     they come from.
     """
     config = _scale_with_workers(config)
-    view, arguments = {"crop_percent": 1.0, "interpolation": "bilinear"}, config.data.arguments()
-    if metric_names.AUTO not in [arguments.get(name) for name in view]:
+    preprocessing, arguments = (
+        {"crop_percent": 1.0, "interpolation": "bilinear"},
+        config.data.arguments(),
+    )
+    if metric_names.AUTO not in [arguments.get(name) for name in preprocessing]:
         return config
     if config.has_library_network and config.pretrained:
-        from lockstep.config.checks.pretrained_view import pretrained_view
+        from lockstep.config.checks.pretrained_preprocessing import pretrained_preprocessing
 
-        view |= pretrained_view(config)
+        preprocessing |= pretrained_preprocessing(config)
     if arguments["fit"] == "letterbox" or arguments["image_size"] is None:
-        view["crop_percent"] = 1.0  # Nothing is cropped.
-    resolved_view = {
-        name: value for name, value in view.items() if arguments[name] == metric_names.AUTO
+        preprocessing["crop_percent"] = 1.0  # Nothing is cropped.
+    resolved_preprocessing = {
+        name: value for name, value in preprocessing.items() if arguments[name] == metric_names.AUTO
     }
-    return config.model_copy(update={"data": config.data.model_copy(update=resolved_view)})
+    return config.model_copy(update={"data": config.data.model_copy(update=resolved_preprocessing)})
 
 
 def _scale_with_workers(config: Config) -> Config:

@@ -91,7 +91,7 @@ def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[Inspecte
             _ = files.shape
         # The first file, whose size all others must have, is broken. Any size is accepted then.
         except ImageError:
-            files = replace(files, view=replace(files.view, size=(1, 1)))
+            files = replace(files, preprocessing=replace(files.preprocessing, size=(1, 1)))
         with files.threads(num_cores()) as threads:
             results = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
             yield from zip(results, images.targets.split(1), strict=True)

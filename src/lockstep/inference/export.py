@@ -53,22 +53,22 @@ class Exported(nn.Module):
     """
 
     def __init__(
-        self, module: Classifier, view: Preprocessing, threshold: float | None = None
+        self, module: Classifier, preprocessing: Preprocessing, threshold: float | None = None
     ) -> None:
         super().__init__()
         self.threshold = threshold
-        self.net, self.calibration, self.task, self.view = (
+        self.net, self.calibration, self.task, self.preprocessing = (
             module.net,
             module.calibration,
             module.task,
-            view,
+            preprocessing,
         )
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         if not images.is_floating_point():
-            images = self._apply_view(images.float()).sub(self.mean).div(self.std)
+            images = self._apply_preprocessing(images.float()).sub(self.mean).div(self.std)
         predictions = self.task.predictions(self.calibration(self.net(images)))
         return (
             predictions
@@ -76,11 +76,11 @@ class Exported(nn.Module):
             else (predictions, selective.answers(predictions, self.threshold))
         )
 
-    def _apply_view(self, images: Tensor) -> Tensor:
-        (height, width), (most_high, most_wide) = images.shape[2:], self.view.bounds
+    def _apply_preprocessing(self, images: Tensor) -> Tensor:
+        (height, width), (most_high, most_wide) = images.shape[2:], self.preprocessing.bounds
         # The size is at least two pixels, because one is a special case of torch.export and
         # onnxruntime.
-        if self.view.fit == "letterbox":
+        if self.preprocessing.fit == "letterbox":
             size: Any = (
                 torch.sym_min(
                     most_high, torch.sym_max(2, _round_quotient(height * most_wide, width))
@@ -95,18 +95,20 @@ class Exported(nn.Module):
                 torch.sym_max(most_wide, width * most_high // height),
             )
         scaled = self._scale(images, size)
-        assert self.view.size is not None
+        assert self.preprocessing.size is not None
         # A negative border crops. For a slice, torch.export would add a condition on the images.
         border: list[Any] = []
-        for side, scaled_side in zip(self.view.size[::-1], size[::-1], strict=True):
+        for side, scaled_side in zip(self.preprocessing.size[::-1], size[::-1], strict=True):
             space = side - scaled_side
-            before = space // 2 if self.view.fit == "letterbox" else -_round_quotient(-space, 2)
+            before = (
+                space // 2 if self.preprocessing.fit == "letterbox" else -_round_quotient(-space, 2)
+            )
             border += [before, space - before]
-        return F.pad(scaled, border, value=ImageColor.getrgb(self.view.background)[0])
+        return F.pad(scaled, border, value=ImageColor.getrgb(self.preprocessing.background)[0])
 
     def _scale(self, images: Tensor, size: Any) -> Tensor:
         """Scale pixel values as Pillow does: the width, then the height, each rounded."""
-        mode = self.view.interpolation
+        mode = self.preprocessing.interpolation
         for step in ((images.shape[2], size[1]), size):
             images = F.interpolate(images, step, mode=mode, align_corners=False, antialias=True)
             # The value is above 0.5, so that float32 sums in another order round a half to the same
@@ -142,8 +144,11 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
         module = predict.load_network(session, trained)
-        form, view = module.image_format, predict.view_of(config, module.image_format)
-        exported = Exported(module, view, threshold).eval()
+        form, preprocessing = (
+            module.image_format,
+            predict.preprocessing_of(config, module.image_format),
+        )
+        exported = Exported(module, preprocessing, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         class_names = [str(name) for name in form.class_names]
         facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
@@ -157,7 +162,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
             # The networks of an average may have different statistics.
             facts |= {} if trained.average else {"mean": form.mean, "std": form.std}
             facts |= {
-                key: getattr(view, key)
+                key: getattr(preprocessing, key)
                 for key in ("crop_percent", "fit", "interpolation", "background")
             }
         if threshold is not None:
@@ -211,7 +216,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
     )
     rows = [
         ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
-        ("inside", "" if form.is_float else f"{view.text}; normalization"),
+        ("inside", "" if form.is_float else f"{preprocessing.text}; normalization"),
         (
             "predictions",
             f"{module.task.output_noun}: {', '.join(class_names[:10])}"
@@ -326,8 +331,8 @@ def _differences(
     of 1.
     """
     images = torch.cat([picture, picture.flip(3)])[: 1 + number % 2]
-    scaled = exported.view.scale(images)
-    reference = predict.predictions(module, exported.view.crop(scaled))
+    scaled = exported.preprocessing.scale(images)
+    reference = predict.predictions(module, exported.preprocessing.crop(scaled))
     differences = [_difference(exported, running(batch), reference) for batch in (scaled, images)]
     return torch.stack(differences)
 

@@ -170,7 +170,7 @@ def _load_member(session: Session, checkpoint: Path) -> Classifier:
     return module
 
 
-def view_of(config: Config, image_format: ImageFormat) -> Preprocessing:
+def preprocessing_of(config: Config, image_format: ImageFormat) -> Preprocessing:
     """Return how the run preprocesses image files.
 
     It is a center crop on a white background if the run was not trained on image files, or not on
@@ -205,11 +205,16 @@ def images_of(
         splits = run_parts.splits(session, trained.folder, is_once=True)
         data_record.compare(session, splits, trained.folder)
         return splits.test if session.config.data.validate_on_test else splits.by_name[source]
-    view, channels = view_of(session.config, image_format), image_format.image_shape[0]
+    preprocessing, channels = (
+        preprocessing_of(session.config, image_format),
+        image_format.image_shape[0],
+    )
     with (
         contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())
     ):
-        images, digest = together(lambda: unlabelled_folder(source, view=view, channels=channels))
+        images, digest = together(
+            lambda: unlabelled_folder(source, preprocessing=preprocessing, channels=channels)
+        )
     if len(set(gather_objects(digest))) > 1:
         raise ConfigError(
             Error("changed", source, "changed while the workers listed it", "start again")

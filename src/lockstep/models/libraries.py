@@ -122,7 +122,7 @@ def timm(
     return _attach_weights(net, origin, pretrained, download, convert)
 
 
-def pretrained_view(target: str, name: str) -> dict[str, Any]:
+def pretrained_preprocessing(target: str, name: str) -> dict[str, Any]:
     """Return `crop_percent` and `interpolation` of the images that a library trained on.
 
     The result is empty for a network without weights. Raises the library's RuntimeError or

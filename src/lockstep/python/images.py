@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
     errors: Mapping[str | None, str] = {}
 
 
-def inputs_of(source: ImageLike, form: ImageFormat, view: Preprocessing) -> Inputs:
+def inputs_of(source: ImageLike, form: ImageFormat, preprocessing: Preprocessing) -> Inputs:
     """Read the images of one argument. Raises ValueError or FileNotFoundError."""
     channels = form.image_shape[0]
     if isinstance(source, str | os.PathLike):
@@ -50,7 +50,9 @@ def inputs_of(source: ImageLike, form: ImageFormat, view: Preprocessing) -> Inpu
             raise FileNotFoundError(
                 f"{source} does not exist (from {Path.cwd()}): give {ACCEPTED}."
             )
-        folder_images, _ = unlabelled_folder(str(path), view=view, channels=channels)
+        folder_images, _ = unlabelled_folder(
+            str(path), preprocessing=preprocessing, channels=channels
+        )
         assert isinstance(folder_images.pixels, ImageFiles)
         refuse_beyond_memory(str(path), math.prod(folder_images.pixels.shape))
         images = torch.empty(folder_images.pixels.shape, dtype=torch.uint8)
@@ -61,7 +63,7 @@ def inputs_of(source: ImageLike, form: ImageFormat, view: Preprocessing) -> Inpu
             decode_all(
                 folder_images.pixels,
                 torch.get_num_threads(),
-                lambda at, scaled: images[at].copy_(view.crop(scaled)),
+                lambda at, scaled: images[at].copy_(preprocessing.crop(scaled)),
             )
         except ImageError as error:
             if not path.is_dir():
@@ -75,15 +77,15 @@ def inputs_of(source: ImageLike, form: ImageFormat, view: Preprocessing) -> Inpu
         source = _picture(source)
     if isinstance(source, Image.Image):
         try:
-            pixels = pixels_of(source, channels, view.background)
+            pixels = pixels_of(source, channels, preprocessing.background)
         # Pillow reads a file when its pixels are needed, and decoders can raise any error.
         except Exception as error:
             raise ValueError(
                 f"This image cannot be used ({error}): give another, or floats as a tensor."
             ) from error
-        return Inputs(view(pixels).unsqueeze(0), [None], True)
+        return Inputs(preprocessing(pixels).unsqueeze(0), [None], True)
     if isinstance(source, Tensor):
-        images = _check_tensor(source, form, view)
+        images = _check_tensor(source, form, preprocessing)
         return Inputs(images, [None] * len(images), source.dim() == 3)
     raise ValueError(f"An object of type {type(source).__name__} is not an image: give {ACCEPTED}.")
 
@@ -97,7 +99,7 @@ def _picture(array: NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)
 
 
-def _check_tensor(tensor: Tensor, form: ImageFormat, view: Preprocessing) -> Tensor:
+def _check_tensor(tensor: Tensor, form: ImageFormat, preprocessing: Preprocessing) -> Tensor:
     """Return the images (n, C, H, W) of a tensor.
 
     They are preprocessed like files, unless the network takes floats.
@@ -127,4 +129,4 @@ def _check_tensor(tensor: Tensor, form: ImageFormat, view: Preprocessing) -> Ten
         )
     if images.is_floating_point():
         images = (255 * images.float()).round().to(torch.uint8)
-    return view(images)
+    return preprocessing(images)

@@ -157,7 +157,7 @@ class Predictor:
         self.threshold = threshold
         self._module = module
         self._batch_size = session.config.eval_batch_size
-        self._view = predict.view_of(session.config, module.image_format)
+        self._preprocessing = predict.preprocessing_of(session.config, module.image_format)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ class Predictor:
             images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
         )
         all_inputs = [
-            inputs_of(image, self._module.image_format, self._view) for image in image_list
+            inputs_of(image, self._module.image_format, self._preprocessing) for image in image_list
         ]
         values: list[Tensor] = []
         tensors = [inputs.images for inputs in all_inputs] or [

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from lockstep.config import build
-from lockstep.config.checks import pretrained_view
+from lockstep.config.checks import pretrained_preprocessing
 from lockstep.config.checks.validation import check_config
 from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
@@ -86,16 +86,16 @@ def test_resolve_pretrained_preprocessing(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
     monkeypatch.setattr(
-        pretrained_view.processes, "call", lambda function, *given: function(*given)
+        pretrained_preprocessing.processes, "call", lambda function, *given: function(*given)
     )
-    pretrained_view._view_of.cache_clear()
+    pretrained_preprocessing._preprocessing_of.cache_clear()
     config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
     settled = build.resolve_config(config)
-    view = settled.data.arguments()
-    assert (view["crop_percent"], view["interpolation"]) == expected
+    arguments = settled.data.arguments()
+    assert (arguments["crop_percent"], arguments["interpolation"]) == expected
     # the numbers stay, whatever the library becomes
-    monkeypatch.setattr(pretrained_view.processes, "call", None)
-    pretrained_view._view_of.cache_clear()
+    monkeypatch.setattr(pretrained_preprocessing.processes, "call", None)
+    pretrained_preprocessing._preprocessing_of.cache_clear()
     assert build.resolve_config(settled) == settled
 
 

@@ -82,14 +82,14 @@ def jpegs(height: int, width: int) -> dict[str, bytes]:
     }
 
 
-def outcome(path: Path, channels: int, view: Preprocessing) -> DecodedImage | str:
+def outcome(path: Path, channels: int, preprocessing: Preprocessing) -> DecodedImage | str:
     try:
-        return decode(str(path), channels, view)
+        return decode(str(path), channels, preprocessing)
     except ImageError as error:
         return str(error)
 
 
-def by_both(path: Path, channels: int, view: Preprocessing) -> tuple[str, str]:
+def by_both(path: Path, channels: int, preprocessing: Preprocessing) -> tuple[str, str]:
     """Return the decoder that read a file, or the error, and the difference from Pillow alone."""
     found = []
 
@@ -98,9 +98,9 @@ def by_both(path: Path, channels: int, view: Preprocessing) -> tuple[str, str]:
         return found[-1]
 
     with patch.object(decoded_image, "_plain_jpeg", spied):
-        ours = outcome(path, channels, view)
+        ours = outcome(path, channels, preprocessing)
     with patch.object(decoded_image, "_plain_jpeg", return_value=None):
-        theirs = outcome(path, channels, view)
+        theirs = outcome(path, channels, preprocessing)
     if isinstance(ours, str) or isinstance(theirs, str):
         return str(ours), "" if ours is theirs or str(ours) == theirs else f"by Pillow {theirs}"
     decoder = "Pillow" if found[0] is None else "simplejpeg"
@@ -117,13 +117,13 @@ def by_both(path: Path, channels: int, view: Preprocessing) -> tuple[str, str]:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_jpegs_as_pillow(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "a.jpg"
-    for (name, data), view, channels in itertools.product(
+    for (name, data), preprocessing, channels in itertools.product(
         jpegs(*size).items(), PREPROCESSINGS, (1, 3)
     ):
         path.write_bytes(data)
         is_plain = "Pillow" not in name and (channels == 3 or "grey" in name)
         expected = ("simplejpeg" if is_plain else "Pillow", "")
-        assert by_both(path, channels, view) == expected, (name, view, channels)
+        assert by_both(path, channels, preprocessing) == expected, (name, preprocessing, channels)
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's of damaged files

@@ -22,7 +22,7 @@ from lockstep.models.classifier import ImageFormat
 from lockstep.python.images import inputs_of
 from tests.support.image_files import HEIC, read, write_image
 
-SIDE = 12  # of every photograph, so that the view does not change its pixels
+SIDE = 12  # of every photograph, so that the preprocessing does not change its pixels
 PREPROCESSING = Preprocessing((SIDE, SIDE), 1.0, "crop", "bilinear", "grey")
 NOISE = np.random.default_rng(7).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 DEEP = np.random.default_rng(8).integers(0, 65536, (SIDE, SIDE, 3)).astype(np.uint16)
@@ -135,7 +135,7 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
     Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(
         path, exif=orientation(6), quality=95
     )
-    unlabelled, _ = unlabelled_folder(str(path), view=PREPROCESSING, channels=3)
+    unlabelled, _ = unlabelled_folder(str(path), preprocessing=PREPROCESSING, channels=3)
     found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
     for memory in ("stream", "once", "host"):
         splits = read(

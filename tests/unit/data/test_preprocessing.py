@@ -25,7 +25,7 @@ def image_of(height: int, width: int, channels: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (channels, height, width), dtype=torch.uint8, generator=source)
 
 
-def view_of(size: tuple[int, int], **changes: Any) -> Preprocessing:
+def preprocessing_of(size: tuple[int, int], **changes: Any) -> Preprocessing:
     return Preprocessing(
         **{
             "size": size,
@@ -60,7 +60,7 @@ def test_square_as_torchvision(
             [v2.Resize(short, MODES[interpolation], antialias=True), v2.CenterCrop(16)]
         )
         assert_close(
-            view_of((16, 16), crop_percent=16 / short, interpolation=interpolation)(image),
+            preprocessing_of((16, 16), crop_percent=16 / short, interpolation=interpolation)(image),
             usual(image),
         )
 
@@ -74,7 +74,7 @@ def test_rectangle_as_torchvision(height: int, width: int, size: tuple[int, int]
         ratio = max(bounds[0] / height, bounds[1] / width)
         scaled = [math.floor(height * ratio + 1e-9), math.floor(width * ratio + 1e-9)]
         usual = v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])
-        assert_close(view_of(size, crop_percent=percent)(image), usual(image))
+        assert_close(preprocessing_of(size, crop_percent=percent)(image), usual(image))
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -88,7 +88,7 @@ def test_letterbox_as_torchvision(
     down, right = size[0] - scaled[0], size[1] - scaled[1]
     border = [right // 2, down // 2, right - right // 2, down - down // 2]
     usual = v2.Compose([v2.Resize(scaled, antialias=True), v2.Pad(border, fill=128)])
-    assert_close(view_of(size, fit="letterbox", background="grey")(image), usual(image))
+    assert_close(preprocessing_of(size, fit="letterbox", background="grey")(image), usual(image))
 
 
 # resize and crop of torchvision's weights; image size and crop_pct of timm's
@@ -97,13 +97,19 @@ def test_letterbox_as_torchvision(
     [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)],
 )
 def test_crop_percent_from_sizes(resized: int, cropped: int) -> None:
-    assert view_of((cropped, cropped), crop_percent=cropped / resized).bounds == (resized, resized)
+    assert preprocessing_of((cropped, cropped), crop_percent=cropped / resized).bounds == (
+        resized,
+        resized,
+    )
 
 
 @pytest.mark.parametrize("side", [224, 380])
 @pytest.mark.parametrize("percent", [0.875, 0.904, 0.922, 1.0])
 def test_crop_percent_as_timm(side: int, percent: float) -> None:
-    assert view_of((side, side), crop_percent=percent).bounds == (math.floor(side / percent),) * 2
+    assert (
+        preprocessing_of((side, side), crop_percent=percent).bounds
+        == (math.floor(side / percent),) * 2
+    )
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])

@@ -27,7 +27,9 @@ FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
 
 def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
     return unlabelled_folder(
-        root, view=Preprocessing.from_keys(size, "auto", "crop", "auto", "white"), channels=3
+        root,
+        preprocessing=Preprocessing.from_keys(size, "auto", "crop", "auto", "white"),
+        channels=3,
     )
 
 

@@ -72,7 +72,7 @@ def photographs(tmp_path: Path) -> Images:
     (tmp_path / "4.png").write_bytes(b"no image")
     return unlabelled_folder(
         str(tmp_path),
-        view=Preprocessing.from_keys(SIZE, "auto", "crop", "auto", "white"),
+        preprocessing=Preprocessing.from_keys(SIZE, "auto", "crop", "auto", "white"),
         channels=3,
     )[0]
 

@@ -52,14 +52,14 @@ class Means(nn.Module):
         return outputs.mean((2, 3))
 
 
-def trained(view: Preprocessing) -> Any:
+def trained(preprocessing: Preprocessing) -> Any:
     """What an export reads of a Classifier."""
     torch.manual_seed(0)
     mean, std = (
         torch.tensor(values).view(1, 3, 1, 1)
         for values in ((110.0, 120.0, 130.0), (50.0, 60.0, 70.0))
     )
-    form = SimpleNamespace(image_shape=(3, *(view.size or ())), is_float=False)
+    form = SimpleNamespace(image_shape=(3, *(preprocessing.size or ())), is_float=False)
     parts = {"net": nn.Conv2d(3, 4, 3), "task": Means(), "calibration": nn.Identity()}
     return SimpleNamespace(**parts, mean=mean, std=std, image_format=form)
 
@@ -103,25 +103,27 @@ def test_pixels_scaled_as_pillow(interpolation: Any, size: tuple[int, int]) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "view", PREPROCESSINGS, ids=lambda view: f"{view.fit}-{view.interpolation}"
+    "preprocessing",
+    PREPROCESSINGS,
+    ids=lambda preprocessing: f"{preprocessing.fit}-{preprocessing.interpolation}",
 )
-def test_export_any_image_size(view: Preprocessing) -> None:
-    module = trained(view)
+def test_export_any_image_size(preprocessing: Preprocessing) -> None:
+    module = trained(preprocessing)
     with torch.no_grad():
-        program = export._program(Exported(module, view).eval(), module.image_format, AXES)
+        program = export._program(Exported(module, preprocessing).eval(), module.image_format, AXES)
         running = [make(program, AXES, "{}")[1] for make in (export._onnx, export._pt2)]
         for batch in images(30):
-            viewed = Exported(module, view)._apply_view(batch.float())
-            assert (viewed - view(batch)).abs().mean() <= 0.1, batch.shape
+            viewed = Exported(module, preprocessing)._apply_preprocessing(batch.float())
+            assert (viewed - preprocessing(batch)).abs().mean() <= 0.1, batch.shape
             for run in running:
                 assert (run(batch) - predictions(module, viewed)).abs().max() <= 1e-4, batch.shape
 
 
 @pytest.mark.parametrize("wrong", [1e-3, float("nan")])
 def test_differing_outputs_detected(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
-    module, view, batch = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0], images(1)[0][:1]
+    module, preprocessing, batch = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0], images(1)[0][:1]
     monkeypatch.setattr(export.predict, "predictions", predictions)
-    network = Exported(module, view)
+    network = Exported(module, preprocessing)
     with torch.no_grad():
         before, inside = export._differences(module, network, network, 1, batch)
         assert before <= 1e-6
@@ -158,9 +160,9 @@ def test_export_without_source_paths(
 
 
 def test_wrong_class_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, view = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0]
+    module, preprocessing = trained(PREPROCESSINGS[0]), PREPROCESSINGS[0]
     monkeypatch.setattr(export.predict, "predictions", predictions)
-    exported, batch = Exported(module, view, 0.5).eval(), images(1)[0][:1]
+    exported, batch = Exported(module, preprocessing, 0.5).eval(), images(1)[0][:1]
 
     def wrong(images: Tensor) -> tuple[Tensor, Tensor]:
         values, answer = exported(images)

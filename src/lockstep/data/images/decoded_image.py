@@ -60,31 +60,31 @@ class DecodedImage(NamedTuple):
     size: tuple[int, int]
 
 
-def decode(path: str, channels: int, view: Preprocessing) -> DecodedImage:
+def decode(path: str, channels: int, preprocessing: Preprocessing) -> DecodedImage:
     """Decode one image file.
 
     The EXIF orientation is applied, transparent pixels are composited on a background, and 16-bit
     values are reduced to 8 bits. Raises ImageError, also for an image that would be too large after
     scaling.
 
-    A JPEG is shrunk by 2, 4 or 8 while it is decoded, if it stays at least twice as large as `view`
-    scales it. Plain JPEGs are decoded directly by libjpeg-turbo, which gives the pixels of Pillow
-    without its copies. All other files are decoded by Pillow.
+    A JPEG is shrunk by 2, 4 or 8 while it is decoded, if it stays at least twice as large as
+    `preprocessing` scales it. Plain JPEGs are decoded directly by libjpeg-turbo, which gives the
+    pixels of Pillow without its copies. All other files are decoded by Pillow.
     """
     try:
         with open_image(path) as file:
             limit = Image.MAX_IMAGE_PIXELS
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
-            size = _shrunk(file, view)
+            size = _shrunk(file, preprocessing)
             jpeg_pixels = _plain_jpeg(file, channels)
             pixels = (
-                pixels_of(file, channels, view.background)
+                pixels_of(file, channels, preprocessing.background)
                 if jpeg_pixels is None
                 else _as_tensor(jpeg_pixels, _turn(file))
             )
             size = size or size_of(pixels)
-            view.scaled_size(*size)
+            preprocessing.scaled_size(*size)
             return DecodedImage(pixels, size)
     except ImageError:
         raise
@@ -118,16 +118,17 @@ def open_image(path: str) -> ImageFile:
     return Image.open(path, formats=["HEIF"])
 
 
-def _shrunk(file: ImageFile, view: Preprocessing) -> tuple[int, int] | None:
-    """Let the decoder of a JPEG shrink it, if it is much larger than `view` needs.
+def _shrunk(file: ImageFile, preprocessing: Preprocessing) -> tuple[int, int] | None:
+    """Let the decoder of a JPEG shrink it, if it is much larger than `preprocessing` needs.
 
     Returns the original size (H, W) in this case, and None otherwise.
     """
-    if file.format not in JPEGS or view.size is None:
+    if file.format not in JPEGS or preprocessing.size is None:
         return None
     size = upright_size(file)
     factor = min(
-        side // (2 * scaled) for side, scaled in zip(size, view.scaled_size(*size), strict=True)
+        side // (2 * scaled)
+        for side, scaled in zip(size, preprocessing.scaled_size(*size), strict=True)
     )
     if factor < 2:
         return None

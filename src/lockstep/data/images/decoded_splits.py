@@ -2,7 +2,7 @@
 
 Images are decoded once into a cache or into memory, or whenever they are read.
 
-A table of images has a folder `<cache>/<name>-<channels>x<view>-<hash>/` in the cache. It contains
+A table of images has a folder `<cache>/<name>-<channels>x<size>-<hash>/` in the cache. It contains
 `<digest of the files>.rows`, the scaled images (ragged_table.py), which every process maps into
 memory. `<digest>.json` has their statistics, and `.lock` is held by the process that decodes. The
 kernel releases the lock when its holder exits.
@@ -60,7 +60,7 @@ class Decoding:
     """
 
     table: ImageTable
-    view: Preprocessing
+    preprocessing: Preprocessing
     channels: int
     cache: str | None
 
@@ -69,7 +69,7 @@ class Decoding:
         paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
         mean_bytes = float(self.table.states[:, 0].mean())
         return ImageFiles(
-            np.array(paths), self.view, os.fsdecode(paths[0]), self.channels, mean_bytes
+            np.array(paths), self.preprocessing, os.fsdecode(paths[0]), self.channels, mean_bytes
         )
 
     @property
@@ -77,10 +77,10 @@ class Decoding:
         """Return the folder of these images in the cache."""
         assert self.cache is not None
         # The hashes of earlier caches contain the class name View.
-        description = str(self.view).replace("Preprocessing", "View")
+        description = str(self.preprocessing).replace("Preprocessing", "View")
         settings = f"{FORMAT} {self.channels} {description} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
-        size = "x".join(map(str, self.view.size or ("full",)))
+        size = "x".join(map(str, self.preprocessing.size or ("full",)))
         return (
             Path(self.cache).expanduser()
             / f"{self.table.folder.resolve().name}-{self.channels}x{size}-{code}"
@@ -143,7 +143,9 @@ class Decoding:
             return self.list_splits(reason)
         table = self.load_pixels()
         place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
-        return self._splits(lambda rows: Rows(table, torch.from_numpy(rows), place, self.view))
+        return self._splits(
+            lambda rows: Rows(table, torch.from_numpy(rows), place, self.preprocessing)
+        )
 
     def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
         table = self.table

@@ -25,15 +25,16 @@ Store = Callable[[int, Tensor], object]
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """N image files as uint8 pixels (C, H, W), after the preprocessing `view`.
+    """N image files as uint8 pixels (C, H, W), after `preprocessing`.
 
-    If `view` has no size, all images must have the size of `first`. `files` are encoded paths,
-    because an array of bytes is sent to worker processes ten times as fast as a list. `mean_bytes`
-    is the average size of a file. `reason` tells users why the images are not decoded in advance.
+    If `preprocessing` has no size, all images must have the size of `first`. `files` are encoded
+    paths, because an array of bytes is sent to worker processes ten times as fast as a list.
+    `mean_bytes` is the average size of a file. `reason` tells users why the images are not decoded
+    in advance.
     """
 
     files: NDArray[np.bytes_]
-    view: Preprocessing
+    preprocessing: Preprocessing
     first: str
     channels: int
     mean_bytes: float
@@ -50,14 +51,16 @@ class ImageFiles:
 
     @cached_property
     def _size(self) -> tuple[int, int]:
-        return self.view.size or size_of(decode(self.first, self.channels, self.view).pixels)
+        return self.preprocessing.size or size_of(
+            decode(self.first, self.channels, self.preprocessing).pixels
+        )
 
     def decode(self, position: int) -> DecodedImage:
         """Decode one image before it is scaled. Raises ImageError, also if its size is wrong."""
         path = os.fsdecode(self.files[position])
-        image = decode(path, self.channels, self.view)
+        image = decode(path, self.channels, self.preprocessing)
         height, width = image.size
-        if self.view.size is None and (height, width) != self.shape[2:]:
+        if self.preprocessing.size is None and (height, width) != self.shape[2:]:
             sizes = (
                 f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) "
                 f"and {path} {height}x{width}"
@@ -71,19 +74,22 @@ class ImageFiles:
     def scaled_image(self, position: int) -> Tensor:
         """Return one image (C, h, w) before it is cropped. Raises ImageError."""
         image = self.decode(position)
-        return self.view.scale(image.pixels, image.size)
+        return self.preprocessing.scale(image.pixels, image.size)
 
     def scaled_sizes(self) -> NDArray[np.int32]:
         """Read the headers, and return the sizes (N, 2) of the scaled images.
 
-        The size is 0 for a file that is not an image. For a square view, the EXIF orientation is
-        not read, because the number of bytes is the same either way.
+        The size is 0 for a file that is not an image. If all images become squares, the EXIF
+        orientation is not read, because the number of bytes is the same either way.
         """
-        is_square = self.view.size is not None and self.view.size[0] == self.view.size[1]
+        is_square = (
+            self.preprocessing.size is not None
+            and self.preprocessing.size[0] == self.preprocessing.size[1]
+        )
 
         def size(file: bytes) -> tuple[int, int]:
             with contextlib.suppress(Exception), open_image(os.fsdecode(file)) as image:
-                return self.view.scaled_size(
+                return self.preprocessing.scaled_size(
                     *((image.height, image.width) if is_square else upright_size(image))
                 )
             return 0, 0
@@ -101,7 +107,7 @@ class ImageFiles:
         pixels, errors = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8), {}
         for row, position in zip(pixels, positions.tolist(), strict=True):
             try:
-                row.copy_(self.view.crop(self.scaled_image(position)))
+                row.copy_(self.preprocessing.crop(self.scaled_image(position)))
             except ImageError as error:
                 errors[position] = str(error)
         return pixels, errors

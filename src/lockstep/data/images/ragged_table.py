@@ -127,12 +127,12 @@ def write_at(descriptor: int, block: Tensor, offset: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Images of a table in the order of `rows`, which `view` crops or pads when they are read."""
+    """Images of a table in the order of `rows`, cropped or padded when they are read."""
 
     table: RaggedTable
     rows: Tensor
     reason: str
-    view: Preprocessing
+    preprocessing: Preprocessing
     dtype = torch.uint8
     is_streamed = False
 
@@ -141,13 +141,13 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        height, width = self.view.size or self.table.sizes[0].tolist()
+        height, width = self.preprocessing.size or self.table.sizes[0].tolist()
         return len(self), self.table.channels, height, width
 
     def __getitem__(self, positions: Tensor) -> Tensor:
         pixels = torch.empty(len(positions), *self.shape[1:], dtype=torch.uint8)
         for row, position in zip(pixels, positions.tolist(), strict=True):
-            row.copy_(self.view.crop(self.scaled_image(position)))
+            row.copy_(self.preprocessing.crop(self.scaled_image(position)))
         return pixels
 
     def scaled_image(self, position: int) -> Tensor:

@@ -40,7 +40,9 @@ class RandomCrop:
         assert isinstance(pixels, Tensor | Rows | ImageFiles), (
             "a Dataset crops in its own transforms"
         )
-        interpolation = "bilinear" if isinstance(pixels, Tensor) else pixels.view.interpolation
+        interpolation = (
+            "bilinear" if isinstance(pixels, Tensor) else pixels.preprocessing.interpolation
+        )
         crops = torch.empty(len(positions), *pixels.shape[1:], dtype=torch.uint8)
         drawn_by = positions if drawn_by is None else drawn_by
         draws = uniform(2 + 2 * NUM_TRIES, drawn_by, self.seed, epoch, "crop").T.tolist()

@@ -106,9 +106,9 @@ def _torchvision_splits(
         )
         raise FileNotFoundError(f"data.root={root} {problem}: {hint}.") from error
     pixels = [torch.as_tensor(dataset.data) for dataset in datasets]
-    view = Preprocessing.from_keys(image_size, "auto", "crop", "auto", "white")
+    preprocessing = Preprocessing.from_keys(image_size, "auto", "crop", "auto", "white")
     train, test = (
-        view(images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1))
+        preprocessing(images.permute(0, 3, 1, 2) if images.dim() == 4 else images.unsqueeze(1))
         for images in pixels
     )
     targets = [torch.as_tensor(dataset.targets) for dataset in datasets]

@@ -95,8 +95,10 @@ def image_folder(
     table = complete_splits(
         list_classes(root, group), val_fraction, test_fraction, split_seed, test_after, fold, kept
     )
-    view = Preprocessing.from_keys(image_size, crop_percent, fit, interpolation, background)
-    decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
+    preprocessing = Preprocessing.from_keys(
+        image_size, crop_percent, fit, interpolation, background
+    )
+    decoding = Decoding(table=table, preprocessing=preprocessing, channels=channels, cache=cache)
     return decoding.splits(memory)
 
 
@@ -160,7 +162,9 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
             )
 
 
-def unlabelled_folder(root: str, *, view: Preprocessing, channels: int) -> tuple[Images, str]:
+def unlabelled_folder(
+    root: str, *, preprocessing: Preprocessing, channels: int
+) -> tuple[Images, str]:
     """List every image below a folder in sorted order, or a single image file.
 
     Returns the images, which are not opened, and a digest of their files. The pixels of a file are
@@ -181,5 +185,5 @@ def unlabelled_folder(root: str, *, view: Preprocessing, channels: int) -> tuple
     states, _ = states_of(folder, names)
     paths = [os.fsencode(f"{folder}/{name}") for name in names]
     mean_bytes = float(states[:, 0].mean())
-    files = ImageFiles(np.array(paths), view, os.fsdecode(paths[0]), channels, mean_bytes)
+    files = ImageFiles(np.array(paths), preprocessing, os.fsdecode(paths[0]), channels, mean_bytes)
     return Images(files, torch.full((len(names),), -1), names), digest_of(names, states)

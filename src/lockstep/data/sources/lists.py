@@ -123,8 +123,10 @@ def image_list(
         date_column,
     )
     table = complete_splits(table, val_fraction, test_fraction, split_seed, test_after, fold, kept)
-    view = Preprocessing.from_keys(image_size, crop_percent, fit, interpolation, background)
-    decoding = Decoding(table=table, view=view, channels=channels, cache=cache)
+    preprocessing = Preprocessing.from_keys(
+        image_size, crop_percent, fit, interpolation, background
+    )
+    decoding = Decoding(table=table, preprocessing=preprocessing, channels=channels, cache=cache)
     return decoding.splits(memory)
 
 

@@ -10,17 +10,17 @@ from lockstep.config.schema.configuration import Config
 from lockstep.system import processes
 
 
-def pretrained_view(config: Config) -> dict[str, Any]:
+def pretrained_preprocessing(config: Config) -> dict[str, Any]:
     """Return `crop_percent` and `interpolation`, or nothing for a network without weights."""
-    return _view_of(config.model.target, str(config.model.arguments().get("name")))
+    return _preprocessing_of(config.model.target, str(config.model.arguments().get("name")))
 
 
 @cache
-def _view_of(target: str, network: str) -> dict[str, Any]:
-    return processes.call(_view, target, network)
+def _preprocessing_of(target: str, network: str) -> dict[str, Any]:
+    return processes.call(_preprocessing, target, network)
 
 
-def _view(target: str, network: str) -> dict[str, Any]:
+def _preprocessing(target: str, network: str) -> dict[str, Any]:
     """Return the preprocessing that the library defines.
 
     The result is empty for a name that the library does not have, which the second round reports.
@@ -28,6 +28,6 @@ def _view(target: str, network: str) -> dict[str, Any]:
     from lockstep.models import libraries
 
     try:
-        return libraries.pretrained_view(target, network)
+        return libraries.pretrained_preprocessing(target, network)
     except (RuntimeError, ValueError):
         return {}
