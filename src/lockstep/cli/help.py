@@ -15,7 +15,7 @@ from lockstep.cli import descriptions
 from lockstep.config.composing.compose import DEFAULT, REFUSALS, Source, compose_config, groups
 from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.overrides import plan
-from lockstep.config.schema.legal_keys import Groups, hint, meant_key
+from lockstep.config.schema.legal_keys import Groups, foreign_name_hint, meant_key
 from lockstep.runs.naming import SCRIPTLESS, training_command
 from lockstep.system.text import question
 from lockstep.system.trees import leaves
@@ -127,11 +127,11 @@ def _print_part(tree: dict[str, Any], topic: str, options: Groups) -> None:
     """
     if topic not in options and not list(_rows(tree, topic)):
         path = topic.split(".")
-        fix = question(
+        hint = question(
             meant_key(tree, path, options),
-            hint(path[-1]) or f"{training_command()} --help lists them",
+            foreign_name_hint(path[-1]) or f"{training_command()} --help lists them",
         )
-        raise ConfigError(Error("unknown", topic, "is not a group or a setting", fix))
+        raise ConfigError(Error("unknown", topic, "is not a group or a setting", hint))
     if topic in options:
         _print_text(f"{topic}={' | '.join(options[topic])}")
     _print_section(tree, topic)
@@ -152,23 +152,23 @@ def show_benchmark(source: Source) -> None:
 def option_error(option: str, setting: str, source: Source) -> Error:
     """Describe an option that no training has.
 
-    `setting` is the option, written as a setting. The fix is that of its error, or to write it.
+    `setting` is the option, written as a setting. The hint is that of its error, or to write it.
     """
-    fixes = [f"write {setting}"]
+    hints = [f"write {setting}"]
     try:
         plan([setting], source)
     except ConfigError as error:
         # Other errors are about settings that the typed one needs.
         keys = (setting.partition("=")[0], setting, repr(setting))
-        fixes = [
+        hints = [
             *(
-                setting_error.fix
+                setting_error.hint
                 for setting_error in error.errors
-                if setting_error.key in keys and setting_error.fix
+                if setting_error.key in keys and setting_error.hint
             ),
-            *fixes,
+            *hints,
         ]
-    return Error("unknown", option, "is not an option", fixes[0])
+    return Error("unknown", option, "is not an option", hints[0])
 
 
 def _rows(tree: dict[str, Any], topic: str) -> Iterator[tuple[str, str]]:

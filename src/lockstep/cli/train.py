@@ -96,6 +96,6 @@ def _option_errors(arguments: "Namespace", source: "Source") -> "list[Error]":
         errors += [option_error(option, setting, source) for option, setting in arguments.unknown]
     is_resumed = arguments.multirun or any("resume=" in setting for setting in arguments.overrides)
     if arguments.trust and not is_resumed:
-        fix = "remove it, or add resume=..."
-        errors.append(Error("conflict", "--trust", "is for a run or a sweep that is resumed", fix))
+        hint = "remove it, or add resume=..."
+        errors.append(Error("conflict", "--trust", "is for a run or a sweep that is resumed", hint))
     return errors

@@ -289,9 +289,9 @@ def refuse_live(folder: RunFolder) -> None:
     Also raise it if that is possible because SLURM does not answer.
     """
     for job in live_jobs([folder]):
-        fix = f"lockstep jobs cancel {job.id} first"
+        hint = f"lockstep jobs cancel {job.id} first"
         raise ConfigError(
-            Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", fix)
+            Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", hint)
         )
 
 

@@ -37,7 +37,7 @@ Code = Literal[
 class Error(NamedTuple):
     """One error of a configuration.
 
-    `key` is the setting as it was typed, a file or a run, or "". `fix` may be "", too. A `problem`
+    `key` is the setting as it was typed, a file or a run, or "". `hint` may be "", too. A `problem`
     that begins with a comma or a colon follows the key without a space. `str` returns the line to
     print, which does not contain the code.
     """
@@ -45,12 +45,12 @@ class Error(NamedTuple):
     code: Code
     key: str
     problem: str
-    fix: str = ""
+    hint: str = ""
 
     @override
     def __str__(self) -> str:
         space = " " if self.key and self.problem[:1] not in (",", ":") else ""
-        return f"{self.key}{space}{self.problem}" + (f": {self.fix}" if self.fix else "")
+        return f"{self.key}{space}{self.problem}" + (f": {self.hint}" if self.hint else "")
 
     def within(self, location: str) -> "Error":
         """Return this error with a prefix for the file, environment or node it belongs to."""

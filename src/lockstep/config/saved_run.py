@@ -91,9 +91,9 @@ def check_resume(
     max_epochs = job.config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        fix = f"set trainer.max_epochs above {max_epochs} to train longer"
+        hint = f"set trainer.max_epochs above {max_epochs} to train longer"
         raise ConfigError(
-            Error("exists", f"resume={display_path(folder.path)}", "is finished", fix)
+            Error("exists", f"resume={display_path(folder.path)}", "is finished", hint)
         )
     if max_epochs < epoch:
         problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"

@@ -70,8 +70,8 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
         if not isinstance(module.task, Classification) or images.by_name[split].classes is None:
             task = f"task._target_={session.config.task.target}"
             problem = f"needs one class for each image, and {task}"
-            fix = "use lockstep eval with --output"
-            raise ConfigError(Error("unsupported", "lockstep labels", problem, fix))
+            hint = "use lockstep eval with --output"
+            raise ConfigError(Error("unsupported", "lockstep labels", problem, hint))
         paths.append(session.folder.path / f"{split}.csv")
         predict.write_probabilities(session, module, images.by_name[split], paths[-1], split)
     return paths

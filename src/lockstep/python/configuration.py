@@ -76,8 +76,8 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
     if isinstance(typed_overrides, str) or not all(
         isinstance(argument, str) for argument in typed_overrides
     ):
-        fix = "write ['optimizer.lr=0.1']"
-        raise ConfigError(Error("value", repr(typed_overrides), "is not a list of settings", fix))
+        hint = "write ['optimizer.lr=0.1']"
+        raise ConfigError(Error("value", repr(typed_overrides), "is not a list of settings", hint))
     multirun = ("-m", "--multirun")
     errors = [
         Error("conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep")

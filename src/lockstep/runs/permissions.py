@@ -32,20 +32,20 @@ def open_new(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def need_own(folder: RunFolder, fix: str, *, is_trusted: bool = False) -> None:
+def need_own(folder: RunFolder, hint: str, *, is_trusted: bool = False) -> None:
     """Raise PermissionError for a folder that is not plain, or not created here by this user.
 
     A folder that `is_trusted` need not be created here. Call it before writing into the folder.
     """
     if not is_trusted:
-        need_made_here(folder, fix)
+        need_made_here(folder, hint)
     need_plain(folder.path)
 
 
-def need_made_here(folder: RunFolder, fix: str) -> None:
+def need_made_here(folder: RunFolder, hint: str) -> None:
     """Raise PermissionError for a folder that this user did not create on this machine."""
     if not folder.is_made_here():
-        raise _refusal(folder.path, f"{origin(folder)}: {fix}")
+        raise _refusal(folder.path, f"{origin(folder)}: {hint}")
 
 
 def origin(folder: RunFolder) -> str:

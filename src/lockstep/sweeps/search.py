@@ -78,8 +78,8 @@ def study_in(
             storage=storage, study_name="study", direction=direction, load_if_exists=True
         )
     except (KeyError, OSError, TypeError, ValueError) as error:
-        fix = "remove it, and the same command adds the trials there are to a new one"
-        raise ConfigError(Error("damaged", display_path(file), "cannot be read", fix)) from error
+        hint = "remove it, and the same command adds the trials there are to a new one"
+        raise ConfigError(Error("damaged", display_path(file), "cannot be read", hint)) from error
     if study.directions != [direction]:
         raise ConfigError(
             Error(

@@ -25,10 +25,10 @@ class CommandParser(argparse.ArgumentParser):
             self.print_help()
             self.exit()
         if match := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
-            fix = question(
+            hint = question(
                 near_names(match[1], re.findall(r"[\w-]+", match[2])), f"see {self.prog} --help"
             )
-            raise ValueError(f"{match[1]} is not a command of {self.prog}: {fix}")
+            raise ValueError(f"{match[1]} is not a command of {self.prog}: {hint}")
         code = "unknown" if message.startswith("unrecognized") else "value"
         json_output.put_errors(message, code=code, hint=f"see {self.prog} --help")
         super().error(message)

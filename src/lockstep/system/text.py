@@ -82,7 +82,7 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
 
 
 def question(candidates: Sequence[str], otherwise: str) -> str:
-    """Return a fix, which names what may have been meant, or else a hint."""
+    """Return a question that names what may have been meant, or else `otherwise`."""
     return f"did you mean {' or '.join(candidates)}?" if candidates else otherwise
 
 

@@ -47,8 +47,8 @@ class First(NamedTuple):
         if is_by_bits and self.part != INPUTS:
             return "it depends on the rank, on the number of threads, or on a state of its process"
         if self.part == INPUTS:
-            fix = "draw from torch, numpy or random, seeded for each sample"
-            return f"a sample depends on the worker that reads it: {fix}"
+            hint = "draw from torch, numpy or random, seeded for each sample"
+            return f"a sample depends on the worker that reads it: {hint}"
         if self.part == LOSSES:
             return (
                 "the loss of a sample depends on other samples: return one for each, "
@@ -61,8 +61,8 @@ class First(NamedTuple):
             )
         if self.sample is None:
             return "gradients are the same: something else changes it, or has a state of its worker"
-        fix = "use nn.BatchNorm2d and nn.Dropout, which are made exact"
-        return f"its output for a sample depends on other samples: {fix}"
+        hint = "use nn.BatchNorm2d and nn.Dropout, which are made exact"
+        return f"its output for a sample depends on other samples: {hint}"
 
 
 class Compared(NamedTuple):

@@ -21,7 +21,7 @@ def trains() -> Run | None:
     except TrainingFailed as failed:
         return failed.run
     except ConfigError as error:
-        print([(each.key, each.problem, each.fix) for each in error.errors])
+        print([(each.key, each.problem, each.hint) for each in error.errors])
         return None
     return run
 

@@ -35,7 +35,7 @@ def test_overrides_around_options(line: str, overrides: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "fix"),
+    ("line", "hint"),
     [
         ("--epochs 5", "did you mean trainer.max_epochs=5?"),
         ("--lr=0.1", "did you mean optimizer.lr=0.1?"),
@@ -61,14 +61,14 @@ def test_overrides_around_options(line: str, overrides: str) -> None:
     ],
 )
 def test_option_refused_with_setting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, fix: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, hint: str
 ) -> None:
     words = line.split()
     monkeypatch.setattr(project, "enter", lambda *_: None)
     with pytest.raises(SystemExit, match=str(EXIT_CONFIG)):
         train.run_command(ROOT, words)
     option = next(word for word in words if word.startswith("-")).partition("=")[0]
-    assert f"config error: {option} is not an option: {fix}\n" in capsys.readouterr().err
+    assert f"config error: {option} is not an option: {hint}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -466,7 +466,7 @@ ALONE = [((text,), code, part) for text, code, part in ERRORS]
 def test_check_one_error(texts: Sequence[str], code: str, part: str) -> None:
     found = errors(*texts)
     assert codes(found) == [code]
-    assert part in f"{found[0].problem}: {found[0].fix}"
+    assert part in f"{found[0].problem}: {found[0].hint}"
 
 
 # errors in their order
@@ -566,7 +566,7 @@ def test_missing_package(
     monkeypatch.setattr(signatures, "is_there", lambda name: name != package)
     found = errors(*texts)
     assert codes(found) == [f"not-installed {key}" for key in keys]
-    assert [error for error in found if not error.fix.endswith(f"pip install {package}")] == []
+    assert [error for error in found if not error.hint.endswith(f"pip install {package}")] == []
 
 
 def test_overfit_without_augmentation() -> None:
@@ -815,8 +815,8 @@ def test_dry_run_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 ALL_GROUPS = groups(*compose.DEFAULT.folders)
 
 
-FIXES = [(foreign, f"write {settings}") for foreign, settings in FOREIGN_NAMES]
-FIXES += [(foreign, f"remove it: {what}") for foreign, what in ALWAYS_ON]
+HINTS = [(foreign, f"write {settings}") for foreign, settings in FOREIGN_NAMES]
+HINTS += [(foreign, f"remove it: {what}") for foreign, what in ALWAYS_ON]
 
 
 @pytest.mark.parametrize("line", [settings for _, settings in FOREIGN_NAMES])
@@ -828,14 +828,14 @@ def test_foreign_name_suggestion(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [(name, fix) for foreign, fix in FIXES for name in foreign.split()]
+    ("name", "hint"), [(name, hint) for foreign, hint in HINTS for name in foreign.split()]
 )
-def test_foreign_name_refused(monkeypatch: pytest.MonkeyPatch, name: str, fix: str) -> None:
+def test_foreign_name_refused(monkeypatch: pytest.MonkeyPatch, name: str, hint: str) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     typed = name if "=" in name else f"{name}=3" if "." in name else f"trainer.{name}=3"
     with pytest.raises(ConfigError) as caught:
         overrides.check([typed])
-    assert str(caught.value).endswith((f": {fix}", f": {fix.replace('...', '3')}"))
+    assert str(caught.value).endswith((f": {hint}", f": {hint.replace('...', '3')}"))
 
 
 def test_foreign_names_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -843,7 +843,7 @@ def test_foreign_names_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["ExecutionEnvironment=parallel-cpu", "MiniBatchSize=256", "Shuffle=every-epoch"]
     with pytest.raises(ConfigError) as caught:
         overrides.check(typed)
-    assert [error.fix for error in caught.value.errors] == [
+    assert [error.hint for error in caught.value.errors] == [
         "write strategy=cpu trainer.devices=...",
         "write global_batch_size=256",
         "remove it: training images are shuffled in each epoch",

@@ -20,8 +20,8 @@ def errors(data: Data) -> Iterator[Error]:
     if root is not None and data.is_remote and is_ours(data.target):
         yield from (Error("value", "", problem) for problem in copying.url_errors(root))
         if data.target not in OF_FILES:
-            fix = "use data=image_folder or data=list, or give a folder"
-            yield Error("unsupported", f"data.root={root}", "is a URL", fix)
+            hint = "use data=image_folder or data=list, or give a folder"
+            yield Error("unsupported", f"data.root={root}", "is a URL", hint)
         elif not data.is_copied:
-            fix = "choose a folder for its files, data.copy_to=data/cache"
-            yield Error("unsupported", f"data.root={root}", "is a URL", fix)
+            hint = "choose a folder for its files, data.copy_to=data/cache"
+            yield Error("unsupported", f"data.root={root}", "is a URL", hint)

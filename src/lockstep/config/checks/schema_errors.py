@@ -14,7 +14,7 @@ from lockstep.config.schema.configuration import (
     fields,
     section,
 )
-from lockstep.config.schema.legal_keys import Groups, hint, meant_key, unknown_key
+from lockstep.config.schema.legal_keys import Groups, foreign_name_hint, meant_key, unknown_key
 from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
 from lockstep.system.redaction import redact
@@ -49,7 +49,7 @@ def schema_errors(
             as_text = item["type"] == "string_type" and isinstance(value, int | float)
             expectation = "" if _is_too_large(item) else _expectation(tree, path)
             error = mismatch(key, redact(value, key), expectation, as_text=as_text)
-            yield key, error._replace(fix=hint(f"{key}={value}") or error.fix)
+            yield key, error._replace(hint=foreign_name_hint(f"{key}={value}") or error.hint)
 
 
 def _key_depth(path: Sequence[str]) -> int:
@@ -89,7 +89,7 @@ def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> E
             "missing", key, "is missing", f"choose {key}=... from {', '.join(groups[key])}"
         )
     if path[-1] == "_target_" and path[0] in NAMED:
-        line = hint(path[1])
+        line = foreign_name_hint(path[1])
         candidates = [] if line else meant_key(tree, path[:2], groups)
         return Error(
             "missing",

@@ -220,10 +220,10 @@ def _parameter_errors(
     )
     if (is_completed or not value.get("_partial_")) and "_args_" not in value:
         for k in (k for k in signature.required if k not in present_keys):
-            fix = f"{target_name} needs it, add +{key}.{k}=..."
+            hint = f"{target_name} needs it, add +{key}.{k}=..."
             if path[:2] == CUSTOM:
-                fix += f", or +{key}._partial_=true if it is the image"
-            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", fix)
+                hint += f", or +{key}._partial_=true if it is the image"
+            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", hint)
     refused_parameters = [
         k for k in training_parameters if k not in signature.names and not signature.takes_any
     ]
@@ -333,7 +333,7 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
     if library is not None:
         network_names: Sequence[str] = importlib.import_module(library).list_models()
         if network_name.partition(".")[0] not in network_names:
-            fix = question(
+            hint = question(
                 near_names(network_name, network_names, 3),
                 f"see its documentation for all {len(network_names)} names",
             )
@@ -343,6 +343,6 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
                     "unknown",
                     f"model.name={network_name}",
                     f"is not a network of {library.partition('.')[0]}",
-                    fix,
+                    hint,
                 ),
             )

@@ -110,12 +110,12 @@ def _feature_rules(config: Config) -> Iterator[Error]:
 def _batch_rules(config: Config) -> Iterator[Error]:
     num_micro_batches, size = config.trainer.accumulate_grad_batches, config.global_batch_size
     if size % num_micro_batches:
-        fix = "a batch is split into so many equal parts"
+        hint = "a batch is split into so many equal parts"
         yield Error(
             "range",
             f"trainer.accumulate_grad_batches={num_micro_batches}",
             f"does not divide global_batch_size={size}",
-            fix,
+            hint,
         )
     if config.scale_with_workers and config.optimizer.lr is None:
         yield Error(

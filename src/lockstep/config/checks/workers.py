@@ -290,14 +290,14 @@ def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]
         f"torchrun {f'--nnodes={num_nodes} ' if num_nodes > 1 else ''}--nproc-per-node={num_local}"
     )
     if world is None:
-        fix = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
+        hint = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
         return (
             [
                 Error(
                     "missing",
                     f"trainer.num_nodes={num_nodes}",
                     "needs a launcher on every node",
-                    fix,
+                    hint,
                 )
             ]
             if num_nodes > 1

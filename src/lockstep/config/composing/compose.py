@@ -122,8 +122,8 @@ def apply_value(cfg: DictConfig, override: Override) -> None:
     if override.is_add() and not isinstance(value, (dict, list)):
         current_value = OmegaConf.select(cfg, key, throw_on_missing=False)
         if current_value is not None:
-            fix = f"replace it with +{override.input_line}"
-            raise ConfigCompositionException(f"{key} is {current_value} already, {fix}")
+            hint = f"replace it with +{override.input_line}"
+            raise ConfigCompositionException(f"{key} is {current_value} already, {hint}")
     is_added = override.is_add() or override.is_force_add()
     if not is_added and not OmegaConf.is_config(parent):
         raise ConfigKeyError(key)

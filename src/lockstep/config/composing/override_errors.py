@@ -10,7 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import Error, one_line
 from lockstep.config.schema.key_scopes import OF_ENVIRONMENTS, SAME_FOR_ALL_JOBS, scope
-from lockstep.config.schema.legal_keys import Groups, hint, legal_names, meant_key, unknown_key
+from lockstep.config.schema.legal_keys import (
+    Groups,
+    foreign_name_hint,
+    legal_names,
+    meant_key,
+    unknown_key,
+)
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.system import hardware
 from lockstep.system.text import near_names
@@ -60,11 +66,11 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
     elif key.partition(".")[0] == "benchmark":
         return Error("conflict", line, "is only for `lockstep benchmark`", "remove it")
     if override.is_sweep_override() and not is_multirun:
-        fix = "give one" if is_benchmark else "add -m to sweep over them"
+        hint = "give one" if is_benchmark else "add -m to sweep over them"
         if key in LISTS:
-            fix = f"write {key}=[{line.partition('=')[2]}], or {fix}"
+            hint = f"write {key}=[{line.partition('=')[2]}], or {hint}"
         return Error(
-            "conflict", line, "lists several values", f"{fix}, or quote a value with commas"
+            "conflict", line, "lists several values", f"{hint}, or quote a value with commas"
         )
     is_shared = override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS
     if override.is_sweep_override() and is_shared:
@@ -96,7 +102,7 @@ def option_error(override: Override, options: Groups) -> Error | None:
         near_names(str(unknown_options[0]), options[key]),
         ", ".join(options[key]),
     )
-    fix = (
+    hint = (
         f"did you mean {candidates[0]}? Choose from {all_options}"
         if candidates
         else f"choose from {all_options}"
@@ -105,7 +111,7 @@ def option_error(override: Override, options: Groups) -> Error | None:
         "unknown",
         override.input_line or "",
         "is not an option",
-        _option_hint(key, str(unknown_options[0])) or fix,
+        _option_hint(key, str(unknown_options[0])) or hint,
     )
 
 
@@ -124,20 +130,20 @@ def _option_hint(group: str, option: str) -> str:
         # An import would take seconds.
         if any(function.search(path.read_text("utf-8")) for path in paths):
             return f"write model={library} model.name={option}"
-    line = hint(f"{group}={option}")
+    line = foreign_name_hint(f"{group}={option}")
     if line == "write strategy=single_device" and not hardware.num_visible_gpus():
         return "this machine has no GPU, write strategy=cpu"
     return line
 
 
-def _with_value(fix: str, value: str, options: Groups) -> str:
-    """Insert the value that was typed into a fix: epochs=5 means trainer.max_epochs=5."""
-    prefix, separator, suffix = fix.partition("=...")
+def _with_value(hint: str, value: str, options: Groups) -> str:
+    """Insert the value that was typed into a hint: epochs=5 means trainer.max_epochs=5."""
+    prefix, separator, suffix = hint.partition("=...")
     setting = prefix.split(" ")[-1]
     if not (value and separator and suffix in ("", "?")):
-        return fix
+        return hint
     if setting in options and value not in options[setting]:
-        return _option_hint(setting, value) or fix
+        return _option_hint(setting, value) or hint
     return f"{prefix}={value}{suffix}"
 
 
@@ -151,8 +157,8 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     parent = at(tree, path[:-1])
     if isinstance(parent, dict) and path[-1] in parent:
         reason = one_line(error if error.__cause__ is None else error.__cause__)
-        fix = f"write +{line} to add it" if isinstance(override.value(), dict) else ""
-        return Error("failed", line, f": {reason}", fix)
+        hint = f"write +{line} to add it" if isinstance(override.value(), dict) else ""
+        return Error("failed", line, f": {reason}", hint)
     legal_keys = legal_names(tree, path[:-1], options)
     is_unknown = (
         path[-1] not in legal_keys
@@ -161,7 +167,7 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     )
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         key_error = unknown_key(tree, path, options)
-        return key_error._replace(fix=_with_value(key_error.fix, line.partition("=")[2], options))
+        return key_error._replace(hint=_with_value(key_error.hint, line.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
         return Error(
             "conflict",

@@ -48,9 +48,9 @@ def search_error(override: Override, low: str, high: str) -> Error:
     `low` and `high` are the overrides of its ends.
     """
     low, high = (line.partition("=")[2] for line in (low, high))
-    fix = f"add one, or list them, {override.key_or_group}={low},...,{high}"
+    hint = f"add one, or list them, {override.key_or_group}={low},...,{high}"
     return Error(
-        "conflict", override.input_line or "", "needs a search that draws values (search=tpe)", fix
+        "conflict", override.input_line or "", "needs a search that draws values (search=tpe)", hint
     )
 
 
@@ -69,8 +69,8 @@ def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str]
         o.get_key_element(): _values(o, options) for o in parsed_overrides if o.is_sweep_override()
     }
     if not space:
-        fix = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
-        raise ConfigError(Error("missing", "search=...", "needs an interval to search", fix))
+        hint = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
+        raise ConfigError(Error("missing", "search=...", "needs an interval to search", hint))
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
         problem = "in a search would choose the easiest fold"
         raise ConfigError(Error("conflict", folds[0], problem, "give one, or sweep without search"))

@@ -123,8 +123,8 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
                 f": package {package!r} was not found in {folders_text}, "
                 "where the run found its modules"
             )
-            fix = f"run this command in the folder that contains {package} now"
-            errors.append(Error("missing", f"{key}={target}", problem, fix))
+            hint = f"run this command in the folder that contains {package} now"
+            errors.append(Error("missing", f"{key}={target}", problem, hint))
     if errors:
         raise ConfigError(*errors)
 

@@ -128,13 +128,13 @@ def _changes(
         key.removesuffix("_target_") for key in changed_keys if key.endswith("._target_")
     )
     old_values, new_values = redact(old_values), redact(new_values)
-    problem, fix = "cannot change on resume, this run has", "remove it, or start a new run"
+    problem, hint = "cannot change on resume, this run has", "remove it, or start a new run"
     return [
         Error(
             "changed",
             f"{key}={literal(new_values.get(key))}",
             f"{problem} {literal(old_values.get(key))}",
-            fix,
+            hint,
         )
         for key in changed_keys
         if not key.startswith(section_prefixes) or key.removesuffix("_target_") in section_prefixes

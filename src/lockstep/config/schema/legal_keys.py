@@ -127,9 +127,9 @@ ALWAYS_ON = (
 def unknown_key(
     tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
 ) -> Error:
-    """Describe an unknown key, with a fix.
+    """Describe an unknown key, with a hint.
 
-    The fix is the setting for a name of another framework, else similar names, else all names.
+    The hint is the setting for a name of another framework, else similar names, else all names.
     `names` are the legal ones, if the schema does not have them.
     """
     key = ".".join(path)
@@ -138,7 +138,7 @@ def unknown_key(
     # The parameters of an entry may have any name.
     is_entry = path[0] in NAMED and isinstance(target, str)
     sections = [name for depth, name in enumerate(path[:-1], 1) if at(tree, path[:depth]) is None]
-    if not is_entry and (line := hint(key, path[-1], *sections)):
+    if not is_entry and (line := foreign_name_hint(key, path[-1], *sections)):
         return Error("unknown", key, "is not a setting", line)
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
@@ -207,7 +207,7 @@ def meant_key(
     )
 
 
-def hint(*names: str) -> str:
+def foreign_name_hint(*names: str) -> str:
     """Return what to do about the first of these names that a table lists, or ""."""
     for name in map(str.lower, names):
         for foreign, settings in FOREIGN_NAMES:
