@@ -114,7 +114,9 @@ def test_average_of_folds(folds: Path, tmp_path: Path) -> None:
     facts = json.loads(session.get_modelmeta().custom_metadata_map["lockstep"])
     assert facts["average"] == f"Average of 2 networks: trials 0, 1 of {folds}"
     assert "mean" not in facts
-    pixels = network._view(torch.from_numpy(np.array(Image.open(images[0]))).permute(2, 0, 1))
+    pixels = network._preprocessing(
+        torch.from_numpy(np.array(Image.open(images[0]))).permute(2, 0, 1)
+    )
     outputs: Any = session.run(None, {"images": pixels[None].numpy()})
     assert np.abs(outputs[0][0] - mean[0].numpy()).max() <= 1e-5
 
