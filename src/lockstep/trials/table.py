@@ -149,7 +149,7 @@ class Table:
         # This imports scipy.stats, which takes 0.4 s.
         from lockstep.trials.differences import bounded, spread
 
-        groups, min_trials, are_folds = [], self._min_trials, self.over == REPEATS[FOLD]
+        groups, are_folds = [], self.over == REPEATS[FOLD]
         for settings, rows in self.repeated:
             if finished_rows := [row for row in rows if row.result is not None]:
                 columns = {
@@ -170,7 +170,7 @@ class Table:
                 tests = {metric: test_spread._asdict() for metric, test_spread in spreads.items()}
                 numbers = tuple(row.trial.number for row in finished_rows)
                 num_trials, num_groups = (
-                    max(len(rows), min_trials),
+                    max(len(rows), self._min_trials),
                     num_tested_groups(finished_rows) if are_folds else 0,
                 )
                 groups.append(
@@ -193,7 +193,6 @@ class Table:
         Settings whose trials are all finished come first, then the one with the best mean. Of equal
         means, the lower mean of the validation loss comes first, then the first one in the command.
         """
-        min_trials = self._min_trials
 
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             rows, results = item[1], [row.result for row in item[1]]
@@ -202,14 +201,14 @@ class Table:
             )
             rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
             return (
-                None in results or len(results) < min_trials,
+                None in results or len(results) < self._min_trials,
                 rank_of_mean,
                 min(row.trial.number for row in rows),
             )
 
         return sorted(self.group_rows(*REPEATS), key=order)
 
-    @property
+    @cached_property
     def _min_trials(self) -> int:
         """The number of trials that a setting must have.
 
