@@ -122,11 +122,11 @@ def test_adapt_channels(num_channels: int) -> None:
     weight = torch.randn(5, 3, 2, 2, dtype=torch.float64)
     found = adapt_channels(weight, num_channels)
     assert found.shape == (5, num_channels, 2, 2)
-    grey = torch.randn(2, 1, 6, 6, dtype=torch.float64)
-    expected = nn.functional.conv2d(grey.expand(-1, 3, -1, -1), weight)
+    gray = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    expected = nn.functional.conv2d(gray.expand(-1, 3, -1, -1), weight)
     if num_channels in (1, 3):
         torch.testing.assert_close(
-            nn.functional.conv2d(grey.expand(-1, num_channels, -1, -1), found), expected
+            nn.functional.conv2d(gray.expand(-1, num_channels, -1, -1), found), expected
         )
     else:
         torch.testing.assert_close(found[:, :3] * num_channels / 3, weight)

@@ -28,7 +28,7 @@ DIGITS = (*on_data("data=digits"), "trainer.max_epochs=4", "global_batch_size=64
 LABELS = (
     *(
         *DIGITS,
-        "data._target_=tests.support.sources.labelled",
+        "data._target_=tests.support.sources.labeled",
         "+data.kind=labels",
         "task=multilabel",
     ),

@@ -101,9 +101,9 @@ DECAYED = ("optimizer.weight_decay=0.1", "optimizer.momentum=0.9", "trainer.max_
 FILES = "FILES"  # in overrides: the folder with images, lists and a run to start from
 
 
-def _labelled(kind: str, *overrides: str) -> tuple[str, ...]:
+def _labeled(kind: str, *overrides: str) -> tuple[str, ...]:
     """Digits with other targets than their class."""
-    source = ("data._target_=tests.support.sources.labelled", f"+data.kind={kind}")
+    source = ("data._target_=tests.support.sources.labeled", f"+data.kind={kind}")
     return (*DIGITS, *source, "trainer.limit_train_batches=6", "optimizer.lr=0.01", *overrides)
 
 
@@ -232,9 +232,9 @@ ROWS = {
             "task.loss={_target_:torch.nn.MultiMarginLoss,reduction:none}",
         )
     ),
-    "several labels": Row(_labelled("labels", "task=multilabel", "augment.cutmix=1")),
+    "several labels": Row(_labeled("labels", "task=multilabel", "augment.cutmix=1")),
     "numbers, another loss": Row(
-        _labelled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")
+        _labeled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")
     ),
     "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     "own module, partly used": Row(

@@ -50,7 +50,7 @@ def executed(folder: Path) -> NotebookNode:
 
 
 def texts(notebook: NotebookNode) -> list[str]:
-    """The output of each cell of code, without colours."""
+    """The output of each cell of code, without colors."""
     found = []
     for cell in notebook.cells:
         if cell.cell_type == "code":

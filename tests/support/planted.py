@@ -100,9 +100,9 @@ class AveragesBatches(Metric):
 
 
 class DrawsByItself(Dataset[Any]):
-    """Grey images with noise from one generator for all samples, in the order of reading."""
+    """Gray images with noise from one generator for all samples, in the order of reading."""
 
-    classes = ("dark", "grey", "light")
+    classes = ("dark", "gray", "light")
 
     def __init__(self, count: int) -> None:
         self.count = count

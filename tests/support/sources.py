@@ -77,7 +77,7 @@ def overflowing(*, marked: list[int]) -> Splits:
     return replace(splits, train=replace(splits.train, pixels=pixels))
 
 
-def unlabelled() -> Splits:
+def unlabeled() -> Splits:
     """Few digits; the third training image and a test image have no class."""
     splits = few_digits()
     train, test = splits.train.targets.clone(), splits.test.targets.clone()
@@ -117,7 +117,7 @@ class Turned(Dataset[Any]):
         return turned.float() / 128 - 1 if self.is_float else turned, int(self.targets[index])
 
 
-def labelled(kind: str) -> Splits:
+def labeled(kind: str) -> Splits:
     """Return the digits with other targets.
 
     A target is whether they are even and above 4, or how much ink they take.
@@ -146,7 +146,7 @@ def wrong_labels(flip_seed: int) -> dict[int, int]:
     }
 
 
-def mislabelled(*, flip_seed: int, fold: Fold | None = None) -> Splits:
+def mislabeled(*, flip_seed: int, fold: Fold | None = None) -> Splits:
     """All digits, 3 % of them with a wrong label."""
     splits, wrong = digits(**SETTINGS, fold=fold), wrong_labels(flip_seed)
 

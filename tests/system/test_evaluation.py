@@ -135,7 +135,7 @@ def test_rows_of_other_tasks(
     ]
     source = [
         *source,
-        "data._target_=tests.support.sources.labelled",
+        "data._target_=tests.support.sources.labeled",
         f"task={task}",
         f"+data.kind={kind}",
     ]

@@ -37,7 +37,7 @@ DIGITS = [
     "~data.test_fraction",
     "~data.split_seed",
 ]
-LABELLED = [*DIGITS, "data._target_=tests.support.sources.labelled"]
+LABELED = [*DIGITS, "data._target_=tests.support.sources.labeled"]
 PHOTOS = [
     *PLAIN,
     "data=image_folder",
@@ -63,8 +63,8 @@ KINDS = {
         "data.image_size=160",
         "data.fit=letterbox",
     ],
-    "labels": [*LABELLED, "task=multilabel", "+data.kind=labels"],
-    "numbers": [*LABELLED, "task=regression", "+data.kind=number"],
+    "labels": [*LABELED, "task=multilabel", "+data.kind=labels"],
+    "numbers": [*LABELED, "task=regression", "+data.kind=number"],
     "floats": [
         *(
             *DIGITS,

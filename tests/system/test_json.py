@@ -123,7 +123,7 @@ def test_json_of_jobs(here: Path) -> None:
         (("stop", "latest"), "failed", ""),
         pytest.param(("predict", "latest", "none"), "missing", "", marks=pytest.mark.full),
         (("eval", "latest", "--split", "all"), "failed", ""),  # of a worker
-        (("runs", "--colour"), "unknown", ""),
+        (("runs", "--color"), "unknown", ""),
         pytest.param(("model", "--depth", "x"), "value", "", marks=pytest.mark.full),
         (("board",), "unknown", ""),
         pytest.param(("jobs", "list", "17"), "failed", "", marks=pytest.mark.full),

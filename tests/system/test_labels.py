@@ -63,7 +63,7 @@ def test_wrong_labels_first(tmp_path: Path, seed: int) -> None:
     data = (
         "data=digits",
         *(f"~data.{key}" for key in keys),
-        f"{SOURCES}.mislabelled",
+        f"{SOURCES}.mislabeled",
         f"+data.flip_seed={seed}",
     )
     small = ("model.width=4", "trainer.max_epochs=4", *FAST)

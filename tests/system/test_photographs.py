@@ -115,7 +115,7 @@ def test_view_of_pretrained_weights(project: Path, monkeypatch: pytest.MonkeyPat
     inputs = torch.stack([transforms(image) for image in images])
     expected = reference(run, inputs)
 
-    # what one grey level changes, in each value of each pixel, at random: 0.9 to 1.9e-4 in eight
+    # what one gray level changes, in each value of each pixel, at random: 0.9 to 1.9e-4 in eight
     # draws
     level = (1 / 255 / torch.tensor(transforms.std)).view(3, 1, 1)
     draws = [torch.Generator().manual_seed(seed) for seed in range(1, 9)]

@@ -30,15 +30,15 @@ SOURCE = [*PLAIN, "data=digits", *EMPTIED]
 WITHOUT_CROPS = ["augment.crop_padding=0", "augment.flip=false", "augment.cutout=0"]
 # an eval_batch_size of 10 (SMALL) cuts the images into batches, of which the last is smaller
 SYNTHETIC = [*PLAIN, "data=synthetic", "data.train_size=70", "data.image_size=16"]
-LABELLED = [*SOURCE, "trainer.precision=float32", "data._target_=tests.support.sources.labelled"]
+LABELED = [*SOURCE, "trainer.precision=float32", "data._target_=tests.support.sources.labeled"]
 FLOATS = [*SOURCE, *WITHOUT_CROPS, "~data.memory", "data._target_=tests.support.sources.few_digits"]
 KINDS = {
-    "colour": [*SYNTHETIC, "data.channels=3", "trainer.precision=float32"],
+    "color": [*SYNTHETIC, "data.channels=3", "trainer.precision=float32"],
     "float64": [*SMALL],
     "bfloat16": [*SYNTHETIC, "trainer.precision=bfloat16"],
     "floats": [*FLOATS, "+data.is_float=true", "trainer.precision=float32"],
-    "labels": [*LABELLED, "task=multilabel", "+data.kind=labels"],
-    "numbers": [*LABELLED, "task=regression", "+data.kind=number"],
+    "labels": [*LABELED, "task=multilabel", "+data.kind=labels"],
+    "numbers": [*LABELED, "task=regression", "+data.kind=number"],
 }
 
 
@@ -154,7 +154,7 @@ def test_predict_tensors(trained: dict[str, RunFolder], tmp_path: Path, kind: st
 
 
 def test_inputs_of_all_types(trained: dict[str, RunFolder], photos: Path) -> None:
-    network = lockstep.load(trained["colour"].path, trust=True)
+    network = lockstep.load(trained["color"].path, trust=True)
     paths = sorted(photos.rglob("*.png"))[:5]
     by_path = network(paths)
     images = [Image.open(path) for path in paths]
@@ -197,7 +197,7 @@ def test_load_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
     with pytest.raises((OSError, ValueError, RuntimeError), match=error):
-        lockstep.load(trained["colour"].path if name == "trained" else name, **options)
+        lockstep.load(trained["color"].path if name == "trained" else name, **options)
 
 
 NETWORK = """

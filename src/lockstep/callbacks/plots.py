@@ -76,9 +76,9 @@ def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], titl
     if len(labels) <= MAX_CLASSES_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
-                colour = "white" if fractions[row, column] > 0.5 else DARK
+                color = "white" if fractions[row, column] > 0.5 else DARK
                 ax.text(
-                    column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=7.5
+                    column, row, f"{count:,}", ha="center", va="center", color=color, fontsize=7.5
                 )
     ticks: dict[str, Any] = {"rotation": 45, "ha": "right"} if max(map(len, labels)) > 2 else {}
     ax.set_xticks(range(len(labels)), labels, fontsize=8, **ticks)
@@ -122,16 +122,16 @@ def reliability(findings: Findings, subtitle: str) -> Figure:
     top.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     ways = {"calibrated": findings.calibrated, "not calibrated": findings.raw}
     qualities = [(name, quality) for name, quality in ways.items() if quality is not None]
-    for (name, quality), colour in zip(qualities, (BLUE, FAINT), strict=False):
+    for (name, quality), color in zip(qualities, (BLUE, FAINT), strict=False):
         bins = findings.bins(quality)
         counts, x, y = bins[:, bins[0] > 0]
         label = f"{name}, ECE {abs(y - x) @ counts / counts.sum():.3f}"
-        top.plot(x, y, "o-", color=colour, markersize=5, linewidth=0.6, label=label)
-        if colour == BLUE:
+        top.plot(x, y, "o-", color=color, markersize=5, linewidth=0.6, label=label)
+        if color == BLUE:
             pairs = zip((y * counts).round().astype(int), counts.astype(int), strict=True)
             ends = [binomtest(*pair).proportion_ci(method="wilson") for pair in pairs]
-            top.vlines(x, *zip(*ends, strict=True), color=colour, linewidth=1)
-        below.stairs(bins[0], EDGES, fill=colour == BLUE, color=colour, alpha=0.8)
+            top.vlines(x, *zip(*ends, strict=True), color=color, linewidth=1)
+        below.stairs(bins[0], EDGES, fill=color == BLUE, color=color, alpha=0.8)
     top.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.99), ncols=2, frameon=False)
     event, of = (
         ("labels that are present", "a label")
@@ -197,8 +197,8 @@ def image_grid(
                 aspect="auto",
             )
             y += PICTURE + GAP
-        colour = DARK if is_hit else RED
-        ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=colour)
+        color = DARK if is_hit else RED
+        ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=color)
     return fig
 
 

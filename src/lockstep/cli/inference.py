@@ -175,7 +175,7 @@ def _embedding(arguments: argparse.Namespace) -> EmbedOptions:
     return EmbedOptions(source, output, arguments.strict)
 
 
-def _judgement(arguments: argparse.Namespace) -> LabelsOptions:
+def _judgment(arguments: argparse.Namespace) -> LabelsOptions:
     """Return the options of a command that judges labels.
 
     A sweep is replaced by one of its runs, with the files of predictions of all folds. Raises
@@ -357,5 +357,5 @@ COMMANDS: dict[str, tuple[Task, Callable[[argparse.Namespace], Options]]] = {
     "eval": (tasks.evaluate, _evaluation),
     "predict": (tasks.predict, _prediction),
     "embed": (tasks.embed, _embedding),
-    "labels": (tasks.judge, _judgement),
+    "labels": (tasks.judge, _judgment),
 }

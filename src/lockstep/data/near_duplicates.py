@@ -57,8 +57,8 @@ def thumbnail(pixels: Tensor) -> Tensor | None:
     if pixels.is_floating_point():
         low, high = pixels.aminmax()
         pixels = (pixels - low) / (high - low).clamp(min=1e-9) * 255
-    grey = resize(pixels, (SIDE, SIDE)).float().mean(0)
-    return grey.half() if grey.std() >= MIN_CONTRAST else None
+    gray = resize(pixels, (SIDE, SIDE)).float().mean(0)
+    return gray.half() if gray.std() >= MIN_CONTRAST else None
 
 
 def near_pairs(
@@ -72,23 +72,23 @@ def near_pairs(
     """
     if len(thumbnails) < 2:
         return []
-    grey = torch.stack([*thumbnails])
-    candidates = torch.cat([*_candidates(grey, show)]).sort(1).values.unique(dim=0)
+    gray = torch.stack([*thumbnails])
+    candidates = torch.cat([*_candidates(gray, show)]).sort(1).values.unique(dim=0)
     positions, rows = candidates.unique(return_inverse=True)
     # Distances are rounded, because their last bits depend on the machine.
-    distances = [round(distance, 4) for distance in _distances(grey[positions], rows).tolist()]
+    distances = [round(distance, 4) for distance in _distances(gray[positions], rows).tolist()]
     pairs = zip(distances, candidates.tolist(), strict=True)
     return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
-def _candidates(grey: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
+def _candidates(gray: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
     """Yield position pairs (n, 2) of images, of which one is near a crop of the other at 8x8."""
-    blocks = grey.split(BLOCK)
+    blocks = gray.split(BLOCK)
     images = torch.cat([next(_vectors(block, COARSE, 8)) for block in blocks])
     index = _index(images)
     for number, block in enumerate(blocks):
         start = number * BLOCK
-        show(start, len(grey))
+        show(start, len(gray))
         for crop in _vectors(block, COARSE, 8):
             similarities, neighbors = map(torch.from_numpy, index.search(crop, MAX_CANDIDATES + 1))
             rows, places = (similarities >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
@@ -114,12 +114,12 @@ def _index(vectors: Tensor) -> Any:
     return index
 
 
-def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
-    """Return the distances (n,) of pairs (n, 2) of positions in `grey`.
+def _distances(gray: Tensor, pairs: Tensor) -> Tensor:
+    """Return the distances (n,) of pairs (n, 2) of positions in `gray`.
 
     The crops of each image are made only once.
     """
-    blocks = grey.split(BLOCK)
+    blocks = gray.split(BLOCK)
     images = torch.cat([next(_vectors(block, FINE, 16, SHARPNESS)) for block in blocks])
     similarities = torch.full((len(pairs),), -1.0)
     for number, block in enumerate(blocks):
@@ -131,14 +131,14 @@ def _distances(grey: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _vectors(
-    grey: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0
+    gray: Tensor, crops: Sequence[tuple[float, int]], side: int, sharpness: float = 0
 ) -> Iterator[Tensor]:
     """Yield the complete images, then each crop, scaled to `side`, as vectors (n, side ** 2).
 
     The vectors have mean 0 and length 1. `crops` are pairs of a fraction of the side and the number
     of positions along it.
     """
-    images = grey.float()
+    images = gray.float()
     for fraction, number in crops:
         places = [
             _area_means(side, fraction, place / max(number - 1, 1)) for place in range(number)

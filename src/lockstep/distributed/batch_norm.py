@@ -221,7 +221,7 @@ def _move(statistic: Tensor, value: Tensor, factor: float | Tensor) -> None:
 
 
 def _track(norm: BatchNorm, mean: Tensor, var: Tensor, total: Tensor) -> None:
-    """Count a batch, and move the running statistics towards those of the batch."""
+    """Count a batch, and move the running statistics toward those of the batch."""
     if (
         norm.running_mean is not None
         and norm.running_var is not None

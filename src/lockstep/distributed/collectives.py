@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 if TYPE_CHECKING:
-    from lockstep.distributed.shared_memory import Neighbours
+    from lockstep.distributed.shared_memory import Neighbors
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def is_missing_rank(error: BaseException) -> bool:
     return has_no_store or isinstance(error, dist.DistStoreError)
 
 
-_neighbours: "Neighbours | None" = None  # Only ranks that are not alone import its module.
+_neighbors: "Neighbors | None" = None  # Only ranks that are not alone import its module.
 
 
 def connect(timeout: timedelta, num_cores: int) -> None:
@@ -102,9 +102,9 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     cores that all ranks of this machine may use. If there are fewer cores than ranks, no rank waits
     by polling.
     """
-    from lockstep.distributed.shared_memory import Neighbours, Segment, machine
+    from lockstep.distributed.shared_memory import Neighbors, Segment, machine
 
-    global _neighbours
+    global _neighbors
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     machines = gather_objects(machine())
     if num_ranks == 1 or None in machines or len(set(machines)) > 1:
@@ -126,7 +126,7 @@ def connect(timeout: timedelta, num_cores: int) -> None:
     if descriptor is not None:
         os.close(descriptor)
     if segment is not None and not errors:
-        _neighbours = Neighbours(
+        _neighbors = Neighbors(
             segment, [pid for pid, _ in processes], timeout, has_cores=num_cores >= num_ranks
         )
     elif rank == 0:
@@ -138,7 +138,7 @@ def connect(timeout: timedelta, num_cores: int) -> None:
 
 
 def shares_memory() -> bool:
-    return _neighbours is not None
+    return _neighbors is not None
 
 
 def keep_out_of_graphs() -> None:
@@ -147,22 +147,22 @@ def keep_out_of_graphs() -> None:
     A compiled graph writes not only the row of this rank. It copies the complete segment and writes
     it back, so rows that other ranks wrote in the meantime would be lost.
     """
-    from lockstep.distributed.shared_memory import Neighbours
+    from lockstep.distributed.shared_memory import Neighbors
 
-    Neighbours.gather = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
-        Neighbours.gather
+    Neighbors.gather = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbors.gather
     )
-    Neighbours.add_up = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
-        Neighbours.add_up
+    Neighbors.add_up = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbors.add_up
     )
 
 
 def leave() -> None:
     """Leave shared memory and the process group. Ranks that wait for this one fail."""
-    global _neighbours
-    if _neighbours is not None:
-        _neighbours.leave()
-    _neighbours = None
+    global _neighbors
+    if _neighbors is not None:
+        _neighbors.leave()
+    _neighbors = None
     if is_distributed():
         dist.destroy_process_group()
 
@@ -174,8 +174,8 @@ def all_gather(row: Tensor) -> Tensor:
     """
     if _here.rank is not None:
         return _here.rank.all_gather(row)
-    if _neighbours is not None and row.device.type == "cpu" and _neighbours.fits(row):
-        return _neighbours.gather(row)
+    if _neighbors is not None and row.device.type == "cpu" and _neighbors.fits(row):
+        return _neighbors.gather(row)
     # The output is flat, because gloo rejects any other shape.
     rows = row.new_empty(world_size() * row.numel())
     dist.all_gather_into_tensor(rows, row)
@@ -187,8 +187,8 @@ def longest_row(values: Tensor) -> int:
 
     It holds for the dtype and the device of `values`.
     """
-    if _neighbours is not None and values.device.type == "cpu":
-        return _neighbours.row_bytes // values.element_size()
+    if _neighbors is not None and values.device.type == "cpu":
+        return _neighbors.row_bytes // values.element_size()
     return 1 << 22
 
 
@@ -199,8 +199,8 @@ def add_up(values: Tensor) -> None:
     """
     if _here.rank is not None:
         values.copy_(_here.rank.all_gather(values).sum(0))
-    elif _neighbours is not None and values.device.type == "cpu":
-        _neighbours.add_up(values)
+    elif _neighbors is not None and values.device.type == "cpu":
+        _neighbors.add_up(values)
     else:
         dist.all_reduce(values)
 
@@ -239,7 +239,7 @@ class FlagChannel:
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        self._shared = _neighbours.flags if _neighbours is not None else None
+        self._shared = _neighbors.flags if _neighbors is not None else None
         # An earlier channel may have left a flag pending, on all ranks alike.
         if self._shared is not None and self._shared.is_pending:
             self._shared.wait()

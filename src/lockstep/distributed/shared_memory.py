@@ -277,7 +277,7 @@ class Channel:
         )
 
 
-class Neighbours:
+class Neighbors:
     """The ranks of one machine, which must all make the same calls in the same order.
 
     If `has_cores`, each rank has its own core and may poll for some time.

@@ -20,7 +20,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.images.preprocessing import PREPROCESSING_KEYS, Preprocessing
 from lockstep.data.module import ImageData
-from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.sources.folders import unlabeled_folder
 from lockstep.data.splits import Images
 from lockstep.distributed.collectives import gather_objects
 from lockstep.inference import prediction_table, selective
@@ -213,7 +213,7 @@ def images_of(
         contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())
     ):
         images, digest = together(
-            lambda: unlabelled_folder(source, preprocessing=preprocessing, channels=channels)
+            lambda: unlabeled_folder(source, preprocessing=preprocessing, channels=channels)
         )
     if len(set(gather_objects(digest))) > 1:
         raise ConfigError(

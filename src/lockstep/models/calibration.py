@@ -161,8 +161,8 @@ def _fit_label(values: NDArray[np.float64], is_one: NDArray[np.bool_]) -> tuple[
         return 1.0, 0.0, "no better than chance on the validation images"
     if negatives.max() <= positives.min():
         return 1.0, 0.0, "no validation image is wrong"
-    centre, unit = values.mean(), values.std()
+    center, unit = values.mean(), values.std()
     model: Any = LogisticRegression(C=np.inf, tol=1e-12, max_iter=1000, solver="newton-cg")
-    model.fit(((values - centre) / unit)[:, None], is_one)
+    model.fit(((values - center) / unit)[:, None], is_one)
     slope = model.coef_.item() / unit
-    return slope, model.intercept_.item() - slope * centre, ""
+    return slope, model.intercept_.item() - slope * center, ""

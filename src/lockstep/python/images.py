@@ -16,7 +16,7 @@ from lockstep.data.images.decoded_image import pixels_of
 from lockstep.data.images.decoded_splits import refuse_beyond_memory
 from lockstep.data.images.image_files import ImageFiles, decode_all
 from lockstep.data.images.preprocessing import Preprocessing
-from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.sources.folders import unlabeled_folder
 from lockstep.data.splits import ImageError
 from lockstep.models.classifier import ImageFormat
 
@@ -50,7 +50,7 @@ def inputs_of(source: ImageLike, form: ImageFormat, preprocessing: Preprocessing
             raise FileNotFoundError(
                 f"{source} does not exist (from {Path.cwd()}): give {ACCEPTED}."
             )
-        folder_images, _ = unlabelled_folder(
+        folder_images, _ = unlabeled_folder(
             str(path), preprocessing=preprocessing, channels=channels
         )
         assert isinstance(folder_images.pixels, ImageFiles)

@@ -60,7 +60,7 @@ Interpolation = Annotated[
     Doc("of resized images, with antialias; auto = that of the pretrained weights, else bilinear"),
 ]
 Background = Annotated[
-    Literal["white", "black", "grey"],
+    Literal["white", "black", "gray"],
     Doc("background of transparent pixels and of a letterbox"),
 ]
 Cache = Annotated[PathText | None, Doc("folder for the decoded images; null = decode in every run")]

@@ -1,8 +1,8 @@
 // CUDA tensors whose memory is the host's: every CUDA kernel of torch's dispatcher is replaced by one function, `run`.
 //
-//   1. The arguments on the device are relabelled: a CPU tensor over the same memory stands for each of them.
+//   1. The arguments on the device are relabeled: a CPU tensor over the same memory stands for each of them.
 //   2. The kernel of the CPU is called.
-//   3. What it returns is relabelled as a tensor of the device; what it resized in place is resized.
+//   3. What it returns is relabeled as a tensor of the device; what it resized in place is resized.
 //
 // On the way it refuses what CUDA refuses: tensors of two devices, a generator of the CPU, more memory than there is, and,
 // where asked to, whatever CUDA's own kernel refuses (asking.h) and whatever makes the host wait. A copy to the host that
@@ -45,7 +45,7 @@ struct Call {
         pairs.push_back({t, tensor_over(pair.cpu.storage(), at::kCPU, t, t.is_inference()), pair.data});
         return pairs.back().cpu;
       }
-    Tensor cpu = tensor_over(relabelled(t.storage(), at::kCPU), at::kCPU, t, t.is_inference());
+    Tensor cpu = tensor_over(relabeled(t.storage(), at::kCPU), at::kCPU, t, t.is_inference());
     pairs.push_back({t, cpu, cpu.storage().mutable_data()});
     return cpu;
   }
@@ -59,7 +59,7 @@ struct Call {
         return tensor_over(pair.cuda.storage(), pair.cuda.device(), t, pair.cuda.is_inference());
     if (!target.is_cuda()) return t;
     const auto where = with_index(target);
-    return tensor_over(relabelled(t.storage(), where, t.storage().nbytes()), where, t, c10::InferenceMode::is_enabled());
+    return tensor_over(relabeled(t.storage(), where, t.storage().nbytes()), where, t, c10::InferenceMode::is_enabled());
   }
 
   bool is_argument(const Tensor& t) const {
@@ -72,7 +72,7 @@ struct Call {
     for (auto& pair : pairs) {
       if (pair.cpu.storage().data() != pair.data)
         pair.cuda.unsafeGetTensorImpl()->set_storage_keep_dtype(
-            relabelled(pair.cpu.storage(), pair.cuda.device(), pair.cpu.storage().nbytes()));
+            relabeled(pair.cpu.storage(), pair.cuda.device(), pair.cpu.storage().nbytes()));
       if (!pair.cpu.sizes().equals(pair.cuda.sizes()) || !pair.cpu.strides().equals(pair.cuda.strides()))
         pair.cuda.unsafeGetTensorImpl()->set_sizes_and_strides(pair.cpu.sizes(), pair.cpu.strides(), pair.cpu.storage_offset());
     }
@@ -88,11 +88,11 @@ bool may_mix_devices(const std::string& name) {
 
 using Kernel = c10::SafeKernelFunction;
 std::map<c10::OperatorName, Kernel, ByName> collectives_of_cpu;
-thread_local bool is_relabelled = false;
+thread_local bool is_relabeled = false;
 
 void run_collective_of_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto first = stack->size() - op.schema().arguments().size();
-  for (size_t i = first; i < stack->size() && !is_relabelled; i++) {
+  for (size_t i = first; i < stack->size() && !is_relabeled; i++) {
     const auto& value = (*stack)[i];
     const bool is_group = value.isCustomClass() && value.type()->str() == "__torch__.torch.classes.c10d.ProcessGroup";
     TORCH_CHECK(!is_group || value.toCustomClass<c10d::ProcessGroup>()->getBackendType() != c10d::ProcessGroup::BackendType::NCCL,
@@ -116,9 +116,9 @@ struct Done final : c10d::Work {  // of a collective that is only recorded
 
 // A call that a replay makes: results go to the memory of `results`; those over an argument's memory are undefined there.
 void call_again(const c10::OperatorHandle& op, Stack stack, const std::vector<Tensor>& results) {
-  is_relabelled = true;
+  is_relabeled = true;
   op.callBoxed(&stack);
-  is_relabelled = false;
+  is_relabeled = false;
   auto result = results.begin();
   for (const auto& value : stack) {
     if (value.isCustomClass()) value.toCustomClass<c10d::Work>()->wait();
@@ -194,9 +194,9 @@ void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) 
   const bool draws = graph && op.hasTag(at::Tag::nondeterministic_seeded);
   const at::Generator generator = drawn_from.defined() ? drawn_from : at::detail::getDefaultCPUGenerator();
   const auto state = draws ? generator.get_state() : Tensor();
-  is_relabelled = true;
+  is_relabeled = true;
   op.callBoxed(stack);
-  is_relabelled = false;
+  is_relabeled = false;
   if (draws) generator.unsafeGetGeneratorImpl()->set_state(*state.unsafeGetTensorImpl());
   call.resize_what_was_resized();
   const auto target = asked ? *asked : call.device.value_or(at::kCPU);

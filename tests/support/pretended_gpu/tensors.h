@@ -1,4 +1,4 @@
-// Relabelling: a tensor of another device over the same memory.
+// Relabeling: a tensor of another device over the same memory.
 #pragma once
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -20,8 +20,8 @@ inline void free_held(void* held) {
   delete static_cast<Held*>(held);
 }
 
-// The memory of `storage`, labelled as another device. `bytes` of it are counted as the device's until it is freed.
-inline c10::Storage relabelled(const c10::Storage& storage, at::Device device, int64_t bytes = 0) {
+// The memory of `storage`, labeled as another device. `bytes` of it are counted as the device's until it is freed.
+inline c10::Storage relabeled(const c10::Storage& storage, at::Device device, int64_t bytes = 0) {
   take_memory(bytes);
   auto* held = new Held{storage, bytes};
   c10::DataPtr data(held->storage.mutable_data(), held, &free_held, device);

@@ -25,7 +25,7 @@ inline int64_t sync_debug_mode = 0;               // as torch.cuda.set_sync_debu
 
 inline bool is_copy_that_waits(const Tensor& to, const Tensor& from, bool non_blocking) {
   if (to.is_cuda() == from.is_cuda()) return false;
-  if (to.storage().data() == from.storage().data()) return false;  // what gloo hands back of a relabelled tensor
+  if (to.storage().data() == from.storage().data()) return false;  // what gloo hands back of a relabeled tensor
   const Tensor& host = to.is_cuda() ? from : to;
   if (!non_blocking) return true;
   return !Pinned::has(host.storage().data()) && (host.is_same(to) || int64_t(host.nbytes()) > STAGED_BYTES);

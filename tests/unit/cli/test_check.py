@@ -193,7 +193,7 @@ def test_near_duplicates_within_group(photographs: Path) -> None:
 
 
 def test_targets_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
-    facts = facts_of(capsys, "data._target_=tests.support.sources.unlabelled", code=EXIT_FAILED)
+    facts = facts_of(capsys, "data._target_=tests.support.sources.unlabeled", code=EXIT_FAILED)
     train, test = facts["wrong_targets"]
     assert "train has -1 in digits/" in train
     assert "test has 10 in digits/" in test

@@ -130,6 +130,10 @@ GONE = object()
             },
         ),
         (["data=image_folder", "data.root=x"], {"data.group": GONE, "data.shared_groups": GONE}),
+        (
+            ["data=image_folder", "data.root=x", "data.background=gray"],
+            {"data.background": "grey"},
+        ),
         (["data=list", "data.file=x.csv"], {"data.group_column": GONE, "data.shared_groups": GONE}),
         (
             ["logger=wandb"],

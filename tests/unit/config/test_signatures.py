@@ -50,7 +50,7 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "__init__": "from .shapes import Round as Circle\n",
         "shapes": (
             "class Round:\n"
-            "  def __init__(self, *, colour: str = None, odd: 3 = None, **more): ...\n"
+            "  def __init__(self, *, color: str = None, odd: 3 = None, **more): ...\n"
             "NUMBER = 1\n"
         ),
         "needy": "import not_installed_anywhere\n",
@@ -65,9 +65,9 @@ def _written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_find_signature(target: str) -> None:
     found = signatures.find(target)
     assert found is not None
-    assert (found.names, found.required, found.takes_any) == (("colour", "odd"), (), True)
-    assert fits(found.types["colour"], None), "its default"
-    assert not fits(found.types["colour"], 3)
+    assert (found.names, found.required, found.takes_any) == (("color", "odd"), (), True)
+    assert fits(found.types["color"], None), "its default"
+    assert not fits(found.types["color"], 3)
     assert fits(found.types["odd"], 3), "an annotation that is no type"
 
 

@@ -96,7 +96,7 @@ class Net:
     def __init__(self, *, in_channels, num_classes, depth: int): ...
 class Greedy:
     def __init__(self, in_channels, num_classes, *, bias=True, **more): ...
-class Grey:
+class Gray:
     def __init__(self, *, num_classes): ...
 def sgd(params, lr, **more): ...
 def images(**more): ...
@@ -104,7 +104,7 @@ def images(**more): ...
 EXPERIMENT = "# @package _global_\nmodel:\n  _target_: lockstep_custom.Greedy\n"
 FILES = {
     "model/net": "_target_: lockstep_custom.Net\ndepth: 3\n",
-    "model/grey": "_target_: lockstep_custom.Grey\n",
+    "model/gray": "_target_: lockstep_custom.Gray\n",
     "model/greedy": "_target_: lockstep_custom.Greedy\nwidth: 64\nstem: small\n",
     "model/bare": "width: 64\n",
     "experiment/changed": EXPERIMENT,
@@ -138,7 +138,7 @@ def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["model=net", "model.dept=4"], ["unknown model.dept"]),
         (["model=net", "~model.depth"], ["missing model.depth"]),
         (["model=net", "+model.num_classes=4"], ["conflict model.num_classes"]),
-        (["model=grey"], ["unsupported model._target_=lockstep_custom.Grey"]),
+        (["model=gray"], ["unsupported model._target_=lockstep_custom.Gray"]),
         ([SGD], ["missing optimizer.lr"]),
     ],
 )
@@ -181,8 +181,8 @@ ERRORS: list[tuple[str, str, str]] = [
     ("optimizer.lr.x=1", "unknown optimizer.lr.x", "remove it"),
     ("optimzer.lr=1", "unknown optimzer.lr", "optimizer.lr?"),
     # not itself, which the tree has now
-    ("+model.colour=1", "unknown model.colour", "ResNet18 has width"),
-    ("+optimizer.colour=1", "unknown optimizer.colour", "SGD has lr"),
+    ("+model.color=1", "unknown model.color", "ResNet18 has width"),
+    ("+optimizer.color=1", "unknown optimizer.color", "SGD has lr"),
     ("lr=1", "unknown lr", "optimizer.lr=1?"),
     ("epochs=5", "unknown epochs", "trainer.max_epochs=5?"),
     ("batch_size=8", "unknown batch_size", "global_batch_size=8"),

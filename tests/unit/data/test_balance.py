@@ -18,7 +18,7 @@ from lockstep.data.sources.builtin import synthetic
 from lockstep.data.splits import Splits
 from lockstep.distributed.partition import Shard
 from tests.support.plans import Plan
-from tests.support.sources import labelled
+from tests.support.sources import labeled
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
 COUNTS = st.lists(st.integers(1, 30), min_size=2, max_size=6)
@@ -102,10 +102,10 @@ def without_class_3() -> Splits:
 @pytest.mark.parametrize(
     ("setting", "load", "message"),
     [
-        ("data.balance=0.5", partial(labelled, "labels"), "data.balance=0.5 needs the class"),
+        ("data.balance=0.5", partial(labeled, "labels"), "data.balance=0.5 needs the class"),
         (
             "task.class_weights=balanced",
-            partial(labelled, "labels"),
+            partial(labeled, "labels"),
             "task.class_weights=balanced needs the class",
         ),
         ("data=synthetic", without_class_3, "no training image of class 3"),

@@ -31,7 +31,7 @@ def test_copy_contains_only_images(root: Path, scratch: Path) -> None:
     (root / "red fox" / "._hidden.png").write_bytes(b"x")
     elsewhere = write_image(root.parent / "linked.png", seed=3)
     (root / "red fox" / "linked.png").symlink_to(elsewhere)
-    (root / "grey fox").symlink_to(root / "red fox")  # a class folder may be a link
+    (root / "gray fox").symlink_to(root / "red fox")  # a class folder may be a link
     folder = make(root, scratch)
     assert contents(folder) == {
         name: (root / name).read_bytes() for name in list_classes(str(root)).names

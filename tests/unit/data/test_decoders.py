@@ -69,8 +69,8 @@ def jpegs(height: int, width: int) -> dict[str, bytes]:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return found | {
         **{f"orientation {number}": stored(photo, exif=turned(number)) for number in range(1, 9)},
-        "grey": stored(photo.convert("L")),
-        "progressive grey": stored(photo.convert("L"), progressive=True, exif=turned(7)),
+        "gray": stored(photo.convert("L")),
+        "progressive gray": stored(photo.convert("L"), progressive=True, exif=turned(7)),
         "RGB of Adobe": stored(photo, keep_rgb=True),
         "profile and comment": stored(photo, icc_profile=profile, comment=b"a comment"),
         "thumbnail": stored(photo, exif=turned(6).tobytes() + stored(photo.resize((16, 12)))),
@@ -121,7 +121,7 @@ def test_jpegs_as_pillow(tmp_path: Path, size: tuple[int, int]) -> None:
         jpegs(*size).items(), PREPROCESSINGS, (1, 3)
     ):
         path.write_bytes(data)
-        is_plain = "Pillow" not in name and (channels == 3 or "grey" in name)
+        is_plain = "Pillow" not in name and (channels == 3 or "gray" in name)
         expected = ("simplejpeg" if is_plain else "Pillow", "")
         assert by_both(path, channels, preprocessing) == expected, (name, preprocessing, channels)
 

@@ -91,9 +91,9 @@ def test_folds_predefined_splits(tmp_path: Path) -> None:
 def test_folds_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the smallest has 4"):
         read(write_folder(tmp_path / "images", count=4), fold=Fold(0, 5))
-    relabelled = Turned()
-    relabelled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]
-    for unknown in (relabelled, Subset(Turned(), range(50))):
+    relabeled = Turned()
+    relabeled.target_transform = abs  # pyright: ignore[reportAttributeAccessIssue]
+    for unknown in (relabeled, Subset(Turned(), range(50))):
         with pytest.raises(ValueError, match="give it `targets`"):
             of_dataset(tmp_path)(train=unknown, class_names=Turned.classes, fold=Fold(0, 5))
 

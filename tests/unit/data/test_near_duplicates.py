@@ -17,7 +17,7 @@ def thumbnails(images: list[Image.Image]) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def images() -> list[Image.Image]:
-    """Tiles of two photographs that are not nearly of one grey."""
+    """Tiles of two photographs that are not nearly of one gray."""
     return [image for image in tiles() if np.asarray(image.convert("L"), float).std() > 8]
 
 

@@ -29,13 +29,13 @@ SHAPES = [(3, 32, 32), (1, 28, 28)]
 
 
 def example_images(channels: int, height: int, width: int) -> Tensor:
-    """Noise, a soft picture of few grey levels, one grey, black, white, and black and white."""
+    """Noise, a soft picture of few gray levels, one gray, black, white, and black and white."""
     noise = torch.randint(
         0, 256, (channels, height, width), generator=torch.Generator().manual_seed(0)
     )
     y, x = torch.arange(height).view(-1, 1), torch.arange(width)
     soft = torch.stack([60 + 3 * y + (4 + c) * x % 90 for c in range(channels)])
-    flat = [torch.full_like(noise, grey) for grey in (0, 77, 255)]
+    flat = [torch.full_like(noise, gray) for gray in (0, 77, 255)]
     return torch.stack([noise, soft, *flat, 255 * (noise > 99)]).to(torch.uint8)
 
 
@@ -128,9 +128,9 @@ def assert_equal_off_edges(found: Tensor, oracles: list[Tensor], maps: Tensor) -
     assert torch.equal(found.where(~edges, 0), torch.stack(oracles).where(~edges, 0))
 
 
-# The part of the pixels that may differ, by one grey level. Ours is the exact value rounded down;
+# The part of the pixels that may differ, by one gray level. Ours is the exact value rounded down;
 # torchvision computes in float32, where what should be a whole number can end just below it: a
-# channel of two levels that is stretched, or an image of one grey, whose contrast moves it away
+# channel of two levels that is stretched, or an image of one gray, whose contrast moves it away
 # from itself.
 MAY_DIFFER = {
     "brightness": 0.001,
@@ -173,7 +173,7 @@ def test_strengths_as_torchvision(space: Space) -> None:
             )
 
 
-# -- jitter of colours -----------------------------------------------------------------------------
+# -- jitter of colors -----------------------------------------------------------------------------
 
 FACTORS = [0, 1, 333, 999, 1000, 1001, 1400, 2222, 11_000]
 JITTERED = {

@@ -16,20 +16,20 @@ from lockstep.data.images import decoded_image, image_table
 from lockstep.data.images.decoded_image import decode
 from lockstep.data.images.image_table import IMAGE_SUFFIXES
 from lockstep.data.images.preprocessing import Preprocessing
-from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.sources.folders import unlabeled_folder
 from lockstep.data.splits import ImageError, whole
 from lockstep.models.classifier import ImageFormat
 from lockstep.python.images import inputs_of
 from tests.support.image_files import HEIC, read, write_image
 
 SIDE = 12  # of every photograph, so that the preprocessing does not change its pixels
-PREPROCESSING = Preprocessing((SIDE, SIDE), 1.0, "crop", "bilinear", "grey")
+PREPROCESSING = Preprocessing((SIDE, SIDE), 1.0, "crop", "bilinear", "gray")
 NOISE = np.random.default_rng(7).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 DEEP = np.random.default_rng(8).integers(0, 65536, (SIDE, SIDE, 3)).astype(np.uint16)
 PLAIN = Image.fromarray(NOISE)
 
 
-def by_pillow(path: Path, background: str = "grey") -> Image.Image:
+def by_pillow(path: Path, background: str = "gray") -> Image.Image:
     """Read the first frame upright, composited on the background."""
     with Image.open(path) as file:
         image = ImageOps.exif_transpose(file)
@@ -60,7 +60,7 @@ def orientation(number: int) -> Image.Exif:
     return exif
 
 
-GREY, PALETTE, LAYER, CLEAR = PLAIN.convert("L"), PLAIN.quantize(16), PLAIN.copy(), PLAIN.copy()
+GRAY, PALETTE, LAYER, CLEAR = PLAIN.convert("L"), PLAIN.quantize(16), PLAIN.copy(), PLAIN.copy()
 LAYER.putalpha(Image.linear_gradient("L").resize(PLAIN.size))
 CLEAR.putalpha(0)
 FRAMES = {"save_all": True, "append_images": [PLAIN.rotate(90)]}
@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "orientation of JPEG": ("a.jpg", PLAIN, {"exif": orientation(6)}),
     "CMYK": ("a.jpg", PLAIN.convert("CMYK"), {"quality": 100}),
     "CMYK of TIFF": ("a.tif", PLAIN.convert("CMYK"), {}),
-    "16 bits of grey": ("a.tif", Image.fromarray(DEEP[:, :, 0].copy()), {}),
+    "16 bits of gray": ("a.tif", Image.fromarray(DEEP[:, :, 0].copy()), {}),
     "16 bits of PGM": ("a.pgm", Image.fromarray(DEEP[:, :, 0].copy()), {}),
     "16 bits of each color": ("a.png", deep_png(DEEP), {}),
     "all alpha 0": ("a.png", CLEAR, {}),
@@ -84,7 +84,7 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "palette, opaque bytes": ("a.png", PALETTE, {"transparency": bytes([255] * 16)}),
     "palette, transparent index": ("a.png", PALETTE, {"transparency": 1}),
     "palette of GIF, transparent index": ("a.gif", PALETTE, {"transparency": 1}),
-    "grey, transparent value": ("a.png", GREY, {"transparency": GREY.getpixel((0, 0))}),
+    "gray, transparent value": ("a.png", GRAY, {"transparency": GRAY.getpixel((0, 0))}),
     "RGB, transparent value": ("a.png", PLAIN, {"transparency": PLAIN.getpixel((0, 0))}),
     **{
         f"animated {suffix}": (f"a{suffix}", PLAIN, FRAMES)
@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     },
 }
 SPECIAL = {
-    "16 bits of grey": high_bytes(DEEP[:, :, 0]),
+    "16 bits of gray": high_bytes(DEEP[:, :, 0]),
     "16 bits of PGM": high_bytes(DEEP[:, :, 0]),
     "16 bits of each color": high_bytes(DEEP),
     "all alpha 0": PLAIN,
@@ -122,8 +122,8 @@ def test_pixels_as_pillow(tmp_path: Path, kind: str) -> None:
     limit = int(kind.startswith(("RGBA", "LA", "palette")))
     for found in (decode(str(path), 3, PREPROCESSING).pixels, opened_by_user(path)):
         assert (found.int() - pixels).abs().max() <= limit
-    grey = decode(str(path), 1, PREPROCESSING).pixels[0].int()
-    assert (grey - torch.from_numpy(np.array(expected.convert("L"))).int()).abs().max() <= limit
+    gray = decode(str(path), 1, PREPROCESSING).pixels[0].int()
+    assert (gray - torch.from_numpy(np.array(expected.convert("L"))).int()).abs().max() <= limit
 
 
 def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
@@ -135,11 +135,11 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
     Image.fromarray(NOISE).resize((32 * SIDE, 48 * SIDE)).save(
         path, exif=orientation(6), quality=95
     )
-    unlabelled, _ = unlabelled_folder(str(path), preprocessing=PREPROCESSING, channels=3)
-    found = [whole(unlabelled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
+    unlabeled, _ = unlabeled_folder(str(path), preprocessing=PREPROCESSING, channels=3)
+    found = [whole(unlabeled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
     for memory in ("stream", "once", "host"):
         splits = read(
-            root, image_size=SIDE, background="grey", memory=memory, cache=str(tmp_path / "cache")
+            root, image_size=SIDE, background="gray", memory=memory, cache=str(tmp_path / "cache")
         )
         (part,) = (part for part in splits.by_name.values() if "a/a.jpg" in part.names)
         found.append(whole(part.pixels)[part.names.index("a/a.jpg")])
@@ -189,8 +189,8 @@ def test_heic(tmp_path: Path, name: str) -> None:
     )
     assert size == (48, 32)
     corners = [pixels[:, 4, 4], pixels[:, 4, -4], pixels[:, -4, -4]]
-    for corner, colour in zip(corners, ([40, 200, 40], [200, 40, 40], [40, 40, 200]), strict=True):
-        assert (corner.int() - torch.tensor(colour)).abs().max() <= 8
+    for corner, color in zip(corners, ([40, 200, 40], [200, 40, 40], [40, 40, 200]), strict=True):
+        assert (corner.int() - torch.tensor(color)).abs().max() <= 8
 
 
 @pytest.mark.usefixtures("without_heif")

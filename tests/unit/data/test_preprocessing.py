@@ -88,7 +88,7 @@ def test_letterbox_as_torchvision(
     down, right = size[0] - scaled[0], size[1] - scaled[1]
     border = [right // 2, down // 2, right - right // 2, down - down // 2]
     usual = v2.Compose([v2.Resize(scaled, antialias=True), v2.Pad(border, fill=128)])
-    assert_close(preprocessing_of(size, fit="letterbox", background="grey")(image), usual(image))
+    assert_close(preprocessing_of(size, fit="letterbox", background="gray")(image), usual(image))
 
 
 # resize and crop of torchvision's weights; image size and crop_pct of timm's

@@ -17,7 +17,7 @@ from lockstep.data.images.image_table import list_classes, list_images
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
-from lockstep.data.sources.folders import image_folder, unlabelled_folder
+from lockstep.data.sources.folders import image_folder, unlabeled_folder
 from lockstep.data.splits import ImageError, Images, Splits, whole
 from lockstep.system.text import similar_names
 from tests.support.image_files import SETTINGS, write_image
@@ -25,8 +25,8 @@ from tests.support.image_files import SETTINGS, write_image
 FOLDER: dict[str, Any] = {**SETTINGS, "image_size": None}
 
 
-def unlabelled(root: str, *, size: list[int]) -> tuple[Images, Any]:
-    return unlabelled_folder(
+def unlabeled(root: str, *, size: list[int]) -> tuple[Images, Any]:
+    return unlabeled_folder(
         root,
         preprocessing=Preprocessing.from_keys(size, "auto", "crop", "auto", "white"),
         channels=3,
@@ -439,10 +439,10 @@ def test_images_beyond_memory_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         read(tmp_path, image_size=50)
 
 
-def test_unlabelled_folder(tmp_path: Path) -> None:
+def test_unlabeled_folder(tmp_path: Path) -> None:
     for name in ("b.png", "a/z.png", "a/deep/er/1.jpg", ".hidden.png"):
         write_image(tmp_path / name, height=9, width=12)
-    images, _ = unlabelled(str(tmp_path), size=[4, 6])
+    images, _ = unlabeled(str(tmp_path), size=[4, 6])
     assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
     assert whole(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
@@ -451,9 +451,9 @@ def test_unlabelled_folder(tmp_path: Path) -> None:
 def test_files_digest(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         write_image(tmp_path / name, height=9, width=12)
-    digests = [unlabelled(str(tmp_path), size=[4, 6])[1] for _ in range(2)]
+    digests = [unlabeled(str(tmp_path), size=[4, 6])[1] for _ in range(2)]
     (tmp_path / "b.png").rename(tmp_path / "c.png")
-    digests.append(unlabelled(str(tmp_path), size=[4, 6])[1])
+    digests.append(unlabeled(str(tmp_path), size=[4, 6])[1])
     (tmp_path / "c.png").write_bytes(b"other")
-    digests.append(unlabelled(str(tmp_path), size=[4, 6])[1])
+    digests.append(unlabeled(str(tmp_path), size=[4, 6])[1])
     assert [digests.index(digest) for digest in digests] == [0, 0, 2, 3]

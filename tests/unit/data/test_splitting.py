@@ -109,7 +109,7 @@ def test_new_image_moves_few(
         return
     before, after = split_of(less, fractions), split_of(more, fractions)
     moved = [(before[name], after[name]) for name in before if before[name] != after[name]]
-    # in the order val, train, test: each pair of neighbours has one border
+    # in the order val, train, test: each pair of neighbors has one border
     assert len(moved) <= 2
     assert len({frozenset(move) for move in moved}) == len(moved)
     assert all("train" in move for move in moved)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lockstep.distributed import collectives, gradients
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.distributed.collectives import add_up, all_gather, is_lost_rank
-from lockstep.distributed.shared_memory import Neighbours, RankLost, Segment
+from lockstep.distributed.shared_memory import Neighbors, RankLost, Segment
 from lockstep.system.hardware import num_cores
 from tests.support.harness import PATIENCE_S
 from tests.support.processes import TIMEOUT, Ranks
@@ -95,7 +95,7 @@ def refused(*args: object) -> None:
 
 def refused_memory(refusing_rank: int) -> tuple[bool, str, float]:
     """What is printed, and a sum, when one rank gets no memory."""
-    collectives._neighbours = None
+    collectives._neighbors = None
     text: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == refusing_rank:
@@ -128,12 +128,12 @@ def test_memory_allocated_first(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- a rank that does not come ---------------------------------------------------------------------
 
 
-def pair(pid: int, timeout: timedelta) -> tuple[Neighbours, Segment]:
+def pair(pid: int, timeout: timedelta) -> tuple[Neighbors, Segment]:
     """Rank 0 of two, whose other one is the process `pid`."""
     segment, descriptor = Segment.make(2)
     other = Segment.open(os.getpid(), descriptor, 1, 2)
     os.close(descriptor)
-    return Neighbours(segment, (os.getpid(), pid), timeout, has_cores=False), other
+    return Neighbors(segment, (os.getpid(), pid), timeout, has_cores=False), other
 
 
 @pytest.fixture
@@ -154,18 +154,18 @@ LOSSES: dict[str, tuple[Callable[[subprocess.Popen[bytes], Segment], None], time
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rank_lost(other: subprocess.Popen[bytes], loss: str) -> None:
     lose, timeout, message = LOSSES[loss]
-    neighbours, segment = pair(other.pid, timeout)
+    neighbors, segment = pair(other.pid, timeout)
     lose(other, segment)
     with pytest.raises(RankLost, match=f"rank 1.*{message}") as caught:
-        neighbours.add_up(torch.ones(1))
+        neighbors.add_up(torch.ones(1))
     assert is_lost_rank(caught.value)
 
 
 def test_row_posted_after_wait(
     other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbours, segment = pair(other.pid, LONG)
-    theirs = Neighbours(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
+    neighbors, segment = pair(other.pid, LONG)
+    theirs = Neighbors(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
     theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)
 
     def ended_in_vain(address: int, most_s: float) -> bool:
@@ -175,9 +175,9 @@ def test_row_posted_after_wait(
             other.wait()
         return False
 
-    monkeypatch.setattr(neighbours._tensors._semaphores, "wait", ended_in_vain)
+    monkeypatch.setattr(neighbors._tensors._semaphores, "wait", ended_in_vain)
     total = torch.ones(1)
-    neighbours.add_up(total)
+    neighbors.add_up(total)
     assert total.item() == 4.0
 
 
@@ -187,10 +187,10 @@ def what_a_backward_pass_raises() -> list[bool]:
     gradients.choose(model)
     norm = ExactBatchNorm().apply(nn.BatchNorm1d(3))
     outputs = [model(torch.ones(2, 3)), norm(torch.randn(4, 3, requires_grad=True))]
-    neighbours = collectives._neighbours
-    assert neighbours is not None
+    neighbors = collectives._neighbors
+    assert neighbors is not None
     if dist.get_rank() == 1:
-        neighbours.leave()
+        neighbors.leave()
         return []
     lost = []
     for output in outputs:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.preprocessing import Preprocessing
-from lockstep.data.sources.folders import unlabelled_folder
+from lockstep.data.sources.folders import unlabeled_folder
 from lockstep.data.splits import Images
 from lockstep.inference.row_chunks import Chunk, compute_chunks
 from lockstep.models.classifier import Classifier, ImageFormat
@@ -70,7 +70,7 @@ def photographs(tmp_path: Path) -> Images:
             tmp_path / f"{number}.png"
         )
     (tmp_path / "4.png").write_bytes(b"no image")
-    return unlabelled_folder(
+    return unlabeled_folder(
         str(tmp_path),
         preprocessing=Preprocessing.from_keys(SIZE, "auto", "crop", "auto", "white"),
         channels=3,

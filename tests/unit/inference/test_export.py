@@ -24,7 +24,7 @@ from lockstep.inference.export import Exported
 
 PREPROCESSINGS = (
     Preprocessing((24, 24), 0.875, "crop", "bilinear", "white"),
-    Preprocessing((24, 16), 1.0, "letterbox", "bicubic", "grey"),
+    Preprocessing((24, 16), 1.0, "letterbox", "bicubic", "gray"),
 )
 AXES = {0: "batch", 2: "height", 3: "width"}
 

@@ -81,7 +81,7 @@ def training_batches() -> GlobalBatches:
 
 
 def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
-    """Normalised and computed by hand."""
+    """Normalized and computed by hand."""
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(2, 1, 1) for values in IMAGE_FORMAT[2:4]
     )

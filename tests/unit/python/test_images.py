@@ -21,9 +21,9 @@ from lockstep.python import images as python_images
 from lockstep.python.images import Inputs
 from tests.support.image_files import write_image
 
-COLOUR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
-GREY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
-FLOATS = COLOUR._replace(is_float=True)
+COLOR = ImageFormat(("a", "b"), (3, 6, 8), (0.5,) * 3, (0.25,) * 3)
+GRAY = ImageFormat(("a", "b"), (1, 6, 8), (0.5,), (0.25,))
+FLOATS = COLOR._replace(is_float=True)
 PREPROCESSING = Preprocessing.from_keys([6, 8], "auto", "crop", "auto", "white")
 
 
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("orientation", [1, 6])  # 6: to be turned by 90 degrees
-@pytest.mark.parametrize("wanted", [COLOUR, GREY], ids=["colour", "grey"])
+@pytest.mark.parametrize("wanted", [COLOR, GRAY], ids=["color", "gray"])
 def test_file_pixels(path: Path, tmp_path: Path, wanted: ImageFormat, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -67,7 +67,7 @@ def test_transparent_image_composited(tmp_path: Path) -> None:
         np.asarray(image),
         *converted,
     ):
-        pixels = inputs_of(given, COLOUR, "black").images[0]
+        pixels = inputs_of(given, COLOR, "black").images[0]
         assert pixels[:, 0, 0].tolist() == [1, 2, 3]
         assert pixels[:, 1:].unique().tolist() == [0]
 
@@ -75,23 +75,23 @@ def test_transparent_image_composited(tmp_path: Path) -> None:
 def test_folder_sorted(tmp_path: Path) -> None:
     for number, name in enumerate(("b.png", "a.png")):
         write_image(tmp_path / "images" / name, seed=number)
-    found = inputs_of(tmp_path / "images", COLOUR)
+    found = inputs_of(tmp_path / "images", COLOR)
     assert [Path(str(file)).name for file in found.files] == ["a.png", "b.png"]
     (tmp_path / "images" / "b.png").unlink()
-    assert not inputs_of(tmp_path / "images", COLOUR).is_one
+    assert not inputs_of(tmp_path / "images", COLOR).is_one
 
 
 def test_tensor_inputs() -> None:
     images = torch.randint(0, 256, (4, 3, 6, 8), dtype=torch.uint8)
-    assert torch.equal(inputs_of(images[0], COLOUR).images, images[:1])
-    assert (inputs_of(images, COLOUR).is_one, inputs_of(images[0], COLOUR).is_one) == (False, True)
+    assert torch.equal(inputs_of(images[0], COLOR).images, images[:1])
+    assert (inputs_of(images, COLOR).is_one, inputs_of(images[0], COLOR).is_one) == (False, True)
     large = torch.randint(0, 256, (3, 12, 20), dtype=torch.uint8)
-    assert torch.equal(inputs_of(large, COLOUR).images[0], PREPROCESSING(large))
+    assert torch.equal(inputs_of(large, COLOR).images[0], PREPROCESSING(large))
     floats = 5 * torch.randn(4, 3, 6, 8, dtype=torch.float64)
     assert torch.equal(inputs_of(floats, FLOATS).images, floats)
     values = torch.arange(4 * 3 * 6 * 8).view(4, 3, 6, 8).to(torch.uint8)  # all 256
     for dtype in (torch.float16, torch.float32, torch.float64):
-        assert torch.equal(inputs_of(values.to(dtype) / 255, COLOUR).images, values)
+        assert torch.equal(inputs_of(values.to(dtype) / 255, COLOR).images, values)
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -101,23 +101,23 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 @pytest.mark.parametrize(
     ("given", "wanted", "text"),
     [
-        (tensor(6, 8), COLOUR, "A tensor of uint8 of shape (6, 8) is not an image: give a path"),
+        (tensor(6, 8), COLOR, "A tensor of uint8 of shape (6, 8) is not an image: give a path"),
         (
             tensor(3, 6, 8, dtype=torch.int64),
-            COLOUR,
+            COLOR,
             "A tensor of int64 of shape (3, 6, 8) is not an image",
         ),
         (
             tensor(6, 8, 3),
-            COLOUR,
+            COLOR,
             "of shape (6, 8, 3) does not fit the network, which takes (3, H, W)",
         ),
         (
             tensor(3, 6, 8, dtype=torch.float32) - 0.5,
-            COLOUR,
+            COLOR,
             "has values from -0.5 to -0.5: give uint8",
         ),
-        (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOUR, "has values from nan to nan"),
+        (tensor(3, 6, 8, dtype=torch.float32) * float("nan"), COLOR, "has values from nan to nan"),
         (
             tensor(3, 7, 8, dtype=torch.float32),
             FLOATS,
@@ -125,20 +125,20 @@ def tensor(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         ),
         (
             np.zeros((6, 8), np.float32),
-            COLOUR,
+            COLOR,
             "An array of float32 of shape (6, 8) is not an image: give a path",
         ),
         (
             np.zeros((2, 6, 8, 3), np.uint8),
-            COLOUR,
+            COLOR,
             "An array of uint8 of shape (2, 6, 8, 3) is not an image",
         ),
         (
             Image.new("F", (8, 6)),
-            COLOUR,
+            COLOR,
             "This image cannot be used (32-bit pixels (mode F)): give another",
         ),
-        (3, COLOUR, "An object of type int is not an image: give a path"),
+        (3, COLOR, "An object of type int is not an image: give a path"),
     ],
     ids=lambda value: "" if not isinstance(value, str) else re.sub(r"\W+", " ", value)[:40],
 )
@@ -151,7 +151,7 @@ def test_missing_and_broken_files_named(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=r"nowhere\.png does not exist \(from .*\): give a path"
     ):
-        inputs_of(tmp_path / "nowhere.png", COLOUR)
+        inputs_of(tmp_path / "nowhere.png", COLOR)
     (tmp_path / "text.png").write_text("no image")
     write_image(tmp_path / "image.png")
-    assert [*inputs_of(tmp_path, COLOUR).errors] == [str(tmp_path / "text.png")]
+    assert [*inputs_of(tmp_path, COLOR).errors] == [str(tmp_path / "text.png")]

@@ -28,7 +28,7 @@ export class Chart {
   }
 
   /**
-   * Show these lines: each has a name, a kind (its colour), and points [x, y] in the order of x, or [x, mean, deviation]
+   * Show these lines: each has a name, a kind (its color), and points [x, y] in the order of x, or [x, mean, deviation]
    * with a band.
    */
   show(lines) {

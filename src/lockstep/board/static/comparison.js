@@ -3,12 +3,12 @@ import {Chart} from './charts.js';
 import {make, offer, score, setText} from './elements.js';
 import {foldOf, settingsOf} from './table.js';
 
-export const MOST = 18; // lines: six colours, solid, dashed and dotted (style.css)
-const COLOURS = 6;
+export const MOST = 18; // lines: six colors, solid, dashed and dotted (style.css)
+const COLORS = 6;
 const BESIDE = new Set(['epoch', 'step']); // columns of the rows that are no metric
 
-/** CSS classes of a line: its colour and its dashes. */
-const kindOf = (place) => `line-${place % COLOURS} dash-${Math.floor(place / COLOURS)}`;
+/** CSS classes of a line: its color and its dashes. */
+const kindOf = (place) => `line-${place % COLORS} dash-${Math.floor(place / COLORS)}`;
 
 export class Comparison {
   /** `get(path)` resolves to the answer of the plugin, `change(ids, isOn)` adds or removes runs. */
@@ -16,7 +16,7 @@ export class Comparison {
     this.get = get;
     this.runs = []; // all
     this.chosen = new Set(); // ids
-    this.places = new Map(); // of lines, by key: a line keeps its colour while others are added or removed
+    this.places = new Map(); // of lines, by key: a line keeps its color while others are added or removed
     this.rows = new Map(); // by id: when it was updated, and its rows
     this.isPressed = true; // Settings
     this.heading = make('h2');

@@ -1,4 +1,4 @@
-// Parallel coordinates: a line for each row of the table of a sweep across its settings to a metric, which colours it.
+// Parallel coordinates: a line for each row of the table of a sweep across its settings to a metric, which colors it.
 import {evenly, placeTip, ticks} from './charts.js';
 import {draw, make, number, offer, setText} from './elements.js';
 import {words} from './heads.js';
@@ -114,7 +114,7 @@ export class Parallel {
     return group;
   }
 
-  /** The colours along the axis of the metric. */
+  /** The colors along the axis of the metric. */
   scale(x) {
     const height = (this.y(0) - this.y(1)) / SHADES;
     return [...Array(SHADES).keys()].map((part) => draw('rect', {x: x - 1, y: this.y((part + 1) / SHADES), width: 9,

@@ -144,6 +144,8 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
             section["settings"] = {"console": "off", "silent": True, "x_disable_meta": True}
     for key in ADDED_KEYS.get(str(at(tree, ["data", "_target_"])), ()):
         tree["data"].setdefault(key, None)
+    if at(tree, ["data", "background"]) == "grey":
+        tree["data"]["background"] = "gray"
     if tree.get("compile") == "reduce-overhead":
         tree["compile"] = True
     if at(tree, ["model", "_target_"]) in LIBRARIES:

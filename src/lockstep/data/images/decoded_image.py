@@ -141,8 +141,8 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
 
     Returns None for any other image, and if the decoder warns.
     """
-    colours = PLAIN.get((file.mode, channels))
-    if file.format not in JPEGS or colours is None:
+    colors = PLAIN.get((file.mode, channels))
+    if file.format not in JPEGS or colors is None:
         return None
     assert file.fp is not None
     if os.fstat(file.fp.fileno()).st_size > MAX_JPEG_BYTES:
@@ -153,7 +153,7 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     file.fp.seek(0)
     try:
         return simplejpeg.decode_jpeg(
-            file.fp.read(), colours, min_height=height, min_width=width, buffer=buffer
+            file.fp.read(), colors, min_height=height, min_width=width, buffer=buffer
         )
     except ValueError:
         return None

@@ -162,7 +162,7 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
             )
 
 
-def unlabelled_folder(
+def unlabeled_folder(
     root: str, *, preprocessing: Preprocessing, channels: int
 ) -> tuple[Images, str]:
     """List every image below a folder in sorted order, or a single image file.

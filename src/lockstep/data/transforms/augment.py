@@ -97,10 +97,8 @@ class Augment:
 
         Its indices should be in host memory, which avoids a sync.
         """
-        is_coloured = (
-            self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
-        )
-        if not (is_coloured or self._moves or self.cutout or self.erasing or self.needs_partner):
+        is_colored = self.trivial or self.rand_augment["num_ops"] or any(self.color_jitter.values())
+        if not (is_colored or self._moves or self.cutout or self.erasing or self.needs_partner):
             return batch
         return self._change(batch) if self.by_shard is None else self.by_shard(self._change, batch)
 
@@ -157,7 +155,7 @@ class Augment:
         filled_boxes = []
         if self.cutout:
             if self.cutout_inside:
-                y, x = boxes.centres_inside(draw_by_index("cutout", 2), self.cutout, height, width)
+                y, x = boxes.centers_inside(draw_by_index("cutout", 2), self.cutout, height, width)
             filled_boxes.append(boxes.square(y, x, self.cutout))
         if self.erasing:
             erased = boxes.erasing_boxes(

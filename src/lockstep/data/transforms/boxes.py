@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 
-def square(centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
+def square(center_y: Tensor, center_x: Tensor, side: int) -> Tensor:
     """Return squares of `side` pixels that start at center - side // 2, and may cross the edge."""
-    top, left = centre_y - side // 2, centre_x - side // 2
+    top, left = center_y - side // 2, center_x - side // 2
     return torch.stack([top, top + side, left, left + side])
 
 
-def centres_inside(numbers: Tensor, side: int, height: int, width: int) -> list[Tensor]:
+def centers_inside(numbers: Tensor, side: int, height: int, width: int) -> list[Tensor]:
     """Return centers y, x of squares of `side` pixels inside the image.
 
     `numbers` (2, B) in [0, 1) select the centers.

@@ -46,8 +46,8 @@ def draw(
     box = []
     for side in image_size:
         half = np.where(is_cut, np.sqrt(1 - lambdas) * side / 2, 0).astype(np.int64)
-        centre = source.integers(side, size=shard.group_size)
-        box += [(centre - half).clip(min=0), (centre + half).clip(max=side)]
+        center = source.integers(side, size=shard.group_size)
+        box += [(center - half).clip(min=0), (center + half).clip(max=side)]
     top, bottom, left, right = box
     area = (bottom - top) * (right - left)  # The edge can truncate the pasted box.
     image_weights = np.where(is_cut, ONE, np.rint(lambdas * ONE))

@@ -35,36 +35,36 @@ def _lookup_change(curve: Change) -> Change:
 
 @_lookup_change
 def brightness(images: Tensor, factors: Tensor) -> Tensor:
-    return _thousandths(_greys(images) * factors.unsqueeze(1)).unsqueeze(1)
+    return _thousandths(_grays(images) * factors.unsqueeze(1)).unsqueeze(1)
 
 
 @_lookup_change
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Return the curve that moves values away from the mean gray of the image, or toward it."""
-    grey = _luma(images) if images.shape[1] == 3 else images
+    gray = _luma(images) if images.shape[1] == 3 else images
     # In float64, the sum is exact in any order.
     sums, factors = (
-        grey.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1),
+        gray.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1),
         factors.unsqueeze(1),
     )
     # This computes floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction. Rounding down
     # twice is the same as rounding down once.
-    offsets = ((1000 - factors) * sums).div(grey[0].numel(), rounding_mode="floor")
-    return _thousandths(_greys(images) * factors + offsets).unsqueeze(1)
+    offsets = ((1000 - factors) * sums).div(gray[0].numel(), rounding_mode="floor")
+    return _thousandths(_grays(images) * factors + offsets).unsqueeze(1)
 
 
 @_lookup_change
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Return the curve that clears the lowest `bits`."""
     bits = bits.view(-1, 1, 1)
-    return (_greys(images) >> bits) << bits
+    return (_grays(images) >> bits) << bits
 
 
 @_lookup_change
 def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
     """Return the curve that inverts all pixel values from a threshold on."""
-    greys = _greys(images)
-    return torch.where(greys >= thresholds.view(-1, 1, 1), 255 - greys, greys)
+    grays = _grays(images)
+    return torch.where(grays >= thresholds.view(-1, 1, 1), 255 - grays, grays)
 
 
 @_lookup_change
@@ -73,12 +73,12 @@ def autocontrast(images: Tensor, strengths: Tensor) -> Tensor:
 
     A channel with a single pixel value is unchanged.
     """
-    greys = _greys(images)
+    grays = _grays(images)
     low, high = (bound.long().unsqueeze(2) for bound in torch.aminmax(images.flatten(2), dim=2))
     stretched = (
-        ((greys - low) * 255).div((high - low).clamp(min=1), rounding_mode="floor").clamp(0, 255)
+        ((grays - low) * 255).div((high - low).clamp(min=1), rounding_mode="floor").clamp(0, 255)
     )
-    return torch.where(high > low, stretched, greys)
+    return torch.where(high > low, stretched, grays)
 
 
 @_lookup_change
@@ -93,7 +93,7 @@ def equalize(images: Tensor, strengths: Tensor) -> Tensor:
     step = (flat.shape[2] - brightest).div(255, rounding_mode="floor")
     below = counts.cumsum(2) - counts
     equal = (below + step // 2).div(step.clamp(min=1), rounding_mode="floor").clamp(max=255)
-    return torch.where(step > 0, equal, _greys(images))
+    return torch.where(step > 0, equal, _grays(images))
 
 
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
@@ -121,10 +121,10 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
         .mul_(1000)
         .add_(shifts.float().view(-1, 1, 1, 1) * chroma)
     )
-    centres = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
+    centers = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
     # Distances are up to 9 sixths, and are taken the short way around the wheel.
     third = 3000 * chroma
-    distances = (place - centres * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
+    distances = (place - centers * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
     above = (2000 * chroma).sub(distances).clamp_(min=0).minimum(1000 * chroma)
     return _divide(above.add_(500), 1000).add_(low).to(torch.uint8)  # rounded to nearest
 
@@ -189,7 +189,7 @@ def _blend(degenerate: Tensor, images: Tensor, factors: Tensor) -> Tensor:
     return _thousandths((factors * images).add_((1000 - factors) * degenerate))
 
 
-def _greys(images: Tensor) -> Tensor:
+def _grays(images: Tensor) -> Tensor:
     return torch.arange(256, device=images.device)
 
 
