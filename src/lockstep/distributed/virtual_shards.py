@@ -40,9 +40,9 @@ class VirtualShards:
         self.shards_per_rank = tuple(hi - lo for lo, hi in bounds)
         self._ranges = [range(lo, hi) for lo, hi in bounds]
         self._rank = dist.get_rank() if collectives.is_distributed() else 0
-        self.own = self._ranges[self._rank]
+        self.local_shards = self._ranges[self._rank]
         # The batch of this process has at least one part, which may be empty.
-        self.num_parts = max(1, len(self.own))
+        self.num_parts = max(1, len(self.local_shards))
         # Each thread sets its own number of threads, because a new one takes OMP_NUM_THREADS for
         # kernels of oneDNN.
         self._pool = ThreadPoolExecutor(
@@ -71,7 +71,7 @@ class VirtualShards:
         also has the mixing partner of its last sample.
         """
         shard = batch.shard
-        bounds = [interval(shard.size, [1] * self.count, number) for number in self.own]
+        bounds = [interval(shard.size, [1] * self.count, number) for number in self.local_shards]
         if not bounds or bounds[-1][1] - bounds[0][0] != shard.hi - shard.lo:
             return [batch]
         has_partner = len(batch.indices) > shard.hi - shard.lo
@@ -143,9 +143,9 @@ class VirtualShards:
         `gradients` has a list for each part. A parameter that no virtual shard reaches has no
         gradient. Every rank must call it.
         """
-        own_gradients = gradients[: len(self.own)]
+        local_gradients = gradients[: len(self.local_shards)]
         counts = torch.zeros(len(parameters), device=parameters[0].device)
-        for shard_gradients in own_gradients:
+        for shard_gradients in local_gradients:
             counts += torch.tensor(
                 [gradient is not None for gradient in shard_gradients], device=counts.device
             )
@@ -160,7 +160,7 @@ class VirtualShards:
                 if is_reached[at]:
                     leaves = {
                         (n, n + 1): _or_zeros(of[at], parameters[at])
-                        for n, of in zip(self.own, own_gradients, strict=True)
+                        for n, of in zip(self.local_shards, local_gradients, strict=True)
                     }
                     totals[at] = [add_tree(span, leaves) for span in local_subtrees]
 
@@ -214,13 +214,13 @@ class VirtualShards:
 
     def _gather_all(self) -> None:
         with collectives.acting_as(None):
-            self._received = self._gather(self._sent[: len(self.own)])
+            self._received = self._gather(self._sent[: len(self.local_shards)])
 
-    def gather_rows(self, own_rows: list[Tensor]) -> Tensor:
+    def gather_rows(self, local_rows: list[Tensor]) -> Tensor:
         """Return the rows (count, n) of all virtual shards."""
         row_template = self._sent[0]
         rows = row_template.new_zeros(max(self.shards_per_rank), row_template.numel())
-        for row, value in zip(rows, own_rows, strict=False):
+        for row, value in zip(rows, local_rows, strict=False):
             row.copy_(value)
         if len(self.shards_per_rank) == 1:
             return rows
@@ -234,8 +234,8 @@ class VirtualShards:
             ]
         )
 
-    def gather_objects(self, own_objects: list[Any]) -> list[Any]:
-        return [value for values in collectives.gather_objects(own_objects) for value in values]
+    def gather_objects(self, local_objects: list[Any]) -> list[Any]:
+        return [value for values in collectives.gather_objects(local_objects) for value in values]
 
 
 class _VirtualRank:

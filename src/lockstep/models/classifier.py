@@ -208,7 +208,7 @@ class Classifier(L.LightningModule):
         self.virtual.start()
         if self._loaded_counts is not None:
             shards = self.virtual.shards
-            for module, number in zip(self.virtual.modules, shards.own, strict=False):
+            for module, number in zip(self.virtual.modules, shards.local_shards, strict=False):
                 module.counts.load_state_dict(
                     self._loaded_counts, rank=number, world_size=shards.count
                 )
