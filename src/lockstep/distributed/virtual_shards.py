@@ -106,7 +106,7 @@ class VirtualShards:
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
-        def call(place: int) -> T:
+        def call(part: int) -> T:
             # Backward passes stay in this thread, also on a GPU, because a batch norm waits for the
             # other threads.
             with (
@@ -115,15 +115,15 @@ class VirtualShards:
                 torch.set_grad_enabled(modes[0]),
                 torch.autograd.set_multithreading_enabled(False),
                 nullcontext() if device is None else torch.cuda.device(device),
-                collectives.acting_as(_VirtualRank(self, place)),
+                collectives.acting_as(_VirtualRank(self, part)),
             ):
                 try:
-                    return work(place)
+                    return work(part)
                 except BaseException:
                     self._barrier.abort()
                     raise
 
-        tasks = [self._pool.submit(call, place) for place in range(self.num_parts)]
+        tasks = [self._pool.submit(call, part) for part in range(self.num_parts)]
         try:
             errors = [error for task in tasks if (error := task.exception()) is not None]
         except BaseException:
@@ -155,14 +155,16 @@ class VirtualShards:
         # The totals belong to the subtrees of this process.
         totals: list[list[Tensor]] = [[] for _ in parameters]
 
-        def add(place: int) -> None:
-            for at in range(place, len(parameters), self.num_parts):
-                if is_reached[at]:
+        def add(part: int) -> None:
+            for number in range(part, len(parameters), self.num_parts):
+                if is_reached[number]:
                     leaves = {
-                        (n, n + 1): _or_zeros(of[at], parameters[at])
-                        for n, of in zip(self.local_shards, local_gradients, strict=True)
+                        (n, n + 1): _or_zeros(shard_gradients[number], parameters[number])
+                        for n, shard_gradients in zip(
+                            self.local_shards, local_gradients, strict=True
+                        )
                     }
-                    totals[at] = [add_tree(span, leaves) for span in local_subtrees]
+                    totals[number] = [add_tree(span, leaves) for span in local_subtrees]
 
         self.run(add)
         if len(subtrees) > 1:
@@ -183,28 +185,30 @@ class VirtualShards:
             for parameter, is_used in zip(parameters, is_reached, strict=True)
             if is_used
         ):
-            places = [
-                at
-                for at, parameter in enumerate(parameters)
-                if is_reached[at] and parameter.dtype == dtype
+            numbers = [
+                number
+                for number, parameter in enumerate(parameters)
+                if is_reached[number] and parameter.dtype == dtype
             ]
-            sizes = [parameters[at].numel() for at in places]
+            sizes = [parameters[number].numel() for number in numbers]
             flat = torch.empty(
                 len(subtrees[self._rank]),
                 sum(sizes),
                 dtype=dtype,
-                device=parameters[places[0]].device,
+                device=parameters[numbers[0]].device,
             )
             for row, span in enumerate(flat):
-                torch.cat([totals[at][row].reshape(-1) for at in places], out=span)
-            for at, total in zip(places, add_over_ranks(subtrees, flat).split(sizes), strict=True):
-                totals[at] = [
-                    torch.empty_like(parameters[at]).copy_(total.view(parameters[at].shape))
+                torch.cat([totals[number][row].reshape(-1) for number in numbers], out=span)
+            for number, total in zip(
+                numbers, add_over_ranks(subtrees, flat).split(sizes), strict=True
+            ):
+                totals[number] = [
+                    torch.empty_like(parameters[number]).copy_(total.view(parameters[number].shape))
                 ]
 
-    def meet(self, place: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
+    def gather_from_threads(self, part: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
         """Return what `gather`, a collective of the processes, makes of the values of all parts."""
-        self._sent[place], self._gather = value, gather
+        self._sent[part], self._gather = value, gather
         self._cores.release()  # Another part computes while this one waits.
         try:
             self._barrier.wait()
@@ -241,16 +245,16 @@ class VirtualShards:
 class _VirtualRank:
     """One part of this process, as one of the ranks that are all virtual shards."""
 
-    def __init__(self, shards: VirtualShards, place: int) -> None:
+    def __init__(self, shards: VirtualShards, part: int) -> None:
         self.world_size = shards.count
         self._shards = shards
-        self._place = place
+        self._part = part
 
     def all_gather(self, row: Tensor) -> Tensor:
-        return self._shards.meet(self._place, row, self._shards.gather_rows)
+        return self._shards.gather_from_threads(self._part, row, self._shards.gather_rows)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return self._shards.meet(self._place, value, self._shards.gather_objects)
+        return self._shards.gather_from_threads(self._part, value, self._shards.gather_objects)
 
 
 def _or_zeros(gradient: Tensor | None, parameter: Tensor) -> Tensor:
