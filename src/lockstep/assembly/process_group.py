@@ -63,7 +63,7 @@ def join(
         collectives.connect(timeout, num_cores())  # All ranks have joined, so the store can end.
 
 
-def meet(config: Config, workers: Workers, world: World, folder: RunFolder | None) -> None:
+def connect_ranks(config: Config, workers: Workers, world: World, folder: RunFolder | None) -> None:
     """Call `join` for the workers of an outer launcher.
 
     Exits with a one-line message if ranks are missing.

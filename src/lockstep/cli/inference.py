@@ -286,9 +286,9 @@ def _compute(task: Task, trained_run: TrainedRun, options: Options, job: Path | 
             results.end_task(folder)
         return code
     worker.import_training()
-    from lockstep.assembly.process_group import meet, shared_folder
+    from lockstep.assembly.process_group import connect_ranks, shared_folder
 
-    meet(trained_run.config, workers, world, job_folder)
+    connect_ranks(trained_run.config, workers, world, job_folder)
     logs = (
         nullcontext(job_folder)
         if job_folder

@@ -123,9 +123,9 @@ def open_launch(
     world = outer_world(os.environ) if is_parallel else None
     if world is not None:  # A signal ends this process, which may wait for others.
         worker.import_training()
-        from lockstep.assembly.process_group import meet
+        from lockstep.assembly.process_group import connect_ranks
 
-        meet(config, workers, world, folder)
+        connect_ranks(config, workers, world, folder)
     computes_here = world is not None or (is_worker and not is_parallel)
     signals = SignalFlag(has_parent=is_worker) if computes_here else stop_signals or SignalList()
     with signals.handle_signals():
