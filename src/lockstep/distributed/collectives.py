@@ -38,30 +38,30 @@ class VirtualRank(Protocol):
     def gather_objects(self, value: Any) -> list[Any]: ...
 
 
-class _Here(threading.local):
+class _ActingRank(threading.local):
     rank: VirtualRank | None = None
 
 
-_here = _Here()
+_acting = _ActingRank()
 
 
 @contextmanager
 def acting_as(rank: VirtualRank | None) -> Iterator[None]:
     """Make the collectives of this thread those of a virtual rank, or of the process if None."""
-    before, _here.rank = _here.rank, rank
+    previous_rank, _acting.rank = _acting.rank, rank
     try:
         yield
     finally:
-        _here.rank = before
+        _acting.rank = previous_rank
 
 
 def is_distributed() -> bool:
-    return _here.rank is not None or (dist.is_available() and dist.is_initialized())
+    return _acting.rank is not None or (dist.is_available() and dist.is_initialized())
 
 
 def world_size() -> int:
-    if _here.rank is not None:
-        return _here.rank.world_size
+    if _acting.rank is not None:
+        return _acting.rank.world_size
     return dist.get_world_size() if is_distributed() else 1
 
 
@@ -172,8 +172,8 @@ def all_gather(row: Tensor) -> Tensor:
 
     Read the result before the next collective.
     """
-    if _here.rank is not None:
-        return _here.rank.all_gather(row)
+    if _acting.rank is not None:
+        return _acting.rank.all_gather(row)
     if _neighbors is not None and row.device.type == "cpu" and _neighbors.fits(row):
         return _neighbors.gather(row)
     # The output is flat, because gloo rejects any other shape.
@@ -197,8 +197,8 @@ def add_up(values: Tensor) -> None:
 
     The result has the same bits on every rank.
     """
-    if _here.rank is not None:
-        values.copy_(_here.rank.all_gather(values).sum(0))
+    if _acting.rank is not None:
+        values.copy_(_acting.rank.all_gather(values).sum(0))
     elif _neighbors is not None and values.device.type == "cpu":
         _neighbors.add_up(values)
     else:
@@ -223,8 +223,8 @@ def gather_objects(value: T) -> list[T]:
     """
     if not is_distributed():
         return [value]
-    if _here.rank is not None:
-        return _here.rank.gather_objects(value)
+    if _acting.rank is not None:
+        return _acting.rank.gather_objects(value)
     values: list[T | None] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values  # pyright: ignore[reportReturnType]
