@@ -47,7 +47,7 @@ class Pictures(L.Callback):
 
     @override
     def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        callback = reliability.of(trainer)
+        callback = reliability.callback_of(trainer)
         if trainer.is_global_zero and callback is not None and callback.findings is not None:
             assert isinstance(pl_module, Classifier)
             try:

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.models.predictions import Findings, Outcomes
+from lockstep.models.predictions import Findings, FindingsCollector
 
 
 class Reliability(L.Callback):
@@ -20,7 +20,7 @@ class Reliability(L.Callback):
 
     def __init__(self, *, is_applied: bool) -> None:
         self._is_applied = is_applied
-        self._outcomes: Outcomes | None = None
+        self._collector: FindingsCollector | None = None
         self.findings: Findings | None = None
 
     @override
@@ -36,7 +36,7 @@ class Reliability(L.Callback):
         assert isinstance(pl_module, Classifier)
         if trainer.state.fn != TrainerFn.FITTING and calibration.has_probabilities(pl_module.task):
             classes = pl_module.image_format.class_names
-            self._outcomes = Outcomes(pl_module.task, pl_module.calibration, len(classes))
+            self._collector = FindingsCollector(pl_module.task, pl_module.calibration, len(classes))
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -50,20 +50,20 @@ class Reliability(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._outcomes is not None and outputs is not None:
-            self._outcomes.update(outputs, batch.targets, batch.indices)
+        if self._collector is not None and outputs is not None:
+            self._collector.update(outputs, batch.targets, batch.indices)
 
     on_test_batch_end = on_validation_batch_end
 
     @override
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        outcomes, self._outcomes = self._outcomes, None
-        self.findings = None if outcomes is None else outcomes.findings()
+        collector, self._collector = self._collector, None
+        self.findings = None if collector is None else collector.findings()
 
     on_test_epoch_end = on_validation_epoch_end
 
 
-def of(trainer: L.Trainer) -> Reliability | None:
+def callback_of(trainer: L.Trainer) -> Reliability | None:
     """Return the callback of a trainer, or None for a trainer of a custom module."""
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     return next((callback for callback in callbacks if isinstance(callback, Reliability)), None)

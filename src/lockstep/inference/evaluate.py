@@ -76,8 +76,8 @@ def evaluate(
         )
         images = data.splits.by_name[split].head(data.batches(split).num_epoch_samples)
         metrics = metrics_of(trainer, module)
-        outcomes = reliability.of(trainer)
-        findings = outcomes and outcomes.findings
+        callback = reliability.callback_of(trainer)
+        findings = callback and callback.findings
         if options.pictures is not None and findings is None:
             raise ConfigError(
                 Error(

@@ -22,7 +22,14 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.inference import class_report
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier
-from lockstep.models.predictions import NUM_BINS, Findings, Outcomes, Quality, bins_of, labels_of
+from lockstep.models.predictions import (
+    NUM_BINS,
+    Findings,
+    FindingsCollector,
+    Quality,
+    bins_of,
+    labels_of,
+)
 from lockstep.system.terminal import measure, new_table, print_line, print_table, terminal
 from lockstep.system.text import plural
 
@@ -55,10 +62,10 @@ def calibrate(
     class_names = module.image_format.class_names
     entry = calibration.fit(*outputs[:2], class_names, session.device)
     calibration.restore(module, {"calibration": entry})
-    outcomes = Outcomes(module.task, module.calibration, len(class_names))
+    collector = FindingsCollector(module.task, module.calibration, len(class_names))
     for chunk in zip(*(tensor.split(calibration.ROWS) for tensor in outputs), strict=True):
-        outcomes.update(*(tensor.to(session.device) for tensor in chunk))
-    keep(session, module, best, "val", outcomes.findings())
+        collector.update(*(tensor.to(session.device) for tensor in chunk))
+    keep(session, module, best, "val", collector.findings())
 
 
 def keep(
@@ -189,8 +196,8 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
     It also adds the confidences to the checkpoint. Every rank must call it.
     """
     trainer = module.trainer
-    outcomes = reliability.of(trainer)
-    if outcomes is None or outcomes.findings is None:
+    callback = reliability.callback_of(trainer)
+    if callback is None or callback.findings is None:
         return {}
     assert isinstance(module, Classifier)
     keep(
@@ -198,20 +205,20 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
         module,
         Path(trainer.ckpt_path) if trainer.ckpt_path else None,
         "test",
-        outcomes.findings,
+        callback.findings,
     )
     if session.rank > 0:
         return {}
     result = report(
-        outcomes.findings,
+        callback.findings,
         data.splits.test.groups,
         getattr(module.calibration, "entry", UNCALIBRATED),
     )
     if not session.config.silent:
         show(result, "test probabilities")
-    if outcomes.findings.is_multilabel:
+    if callback.findings.is_multilabel:
         return {"calibration": result}
-    interval = class_report.accuracy_interval(outcomes.findings, data.splits.test.groups or ())
+    interval = class_report.accuracy_interval(callback.findings, data.splits.test.groups or ())
     return {"calibration": result, "accuracy_interval": interval}
 
 

@@ -100,7 +100,7 @@ def labels_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor | None:
     return targets.long() if is_class else None
 
 
-class Outcomes:
+class FindingsCollector:
     """Collects the predictions of this rank's shards on the device, without waiting for it."""
 
     def __init__(self, task: Task, calibration: nn.Module, num_classes: int) -> None:

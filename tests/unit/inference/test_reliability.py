@@ -19,7 +19,7 @@ from torchmetrics.functional.classification import (
 
 from lockstep.inference import reliability
 from lockstep.models.calibration import Calibration
-from lockstep.models.predictions import Findings, Outcomes
+from lockstep.models.predictions import Findings, FindingsCollector
 from lockstep.tasks.vectors import Multilabel
 from tests.support.modules import classification
 
@@ -45,7 +45,7 @@ def found(
     *,
     is_labels: bool = False,
 ) -> Findings:
-    outcomes = Outcomes(
+    outcomes = FindingsCollector(
         LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1]
     )
     for rows in torch.arange(len(logits)).split(64):
@@ -173,6 +173,6 @@ def test_targets_without_report() -> None:
         (LABELS, maps, maps > 0),
     )
     for task, outputs, targets in others:
-        outcomes = Outcomes(task, nn.Identity(), NUM_CLASSES)
+        outcomes = FindingsCollector(task, nn.Identity(), NUM_CLASSES)
         outcomes.update(outputs, targets, torch.arange(20))
         assert outcomes.findings() is None

@@ -10,7 +10,7 @@ from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.inference.class_report import accuracy_interval
 from lockstep.inference.reliability import report
 from lockstep.models.calibration import Calibration
-from lockstep.models.predictions import Findings, Outcomes
+from lockstep.models.predictions import Findings, FindingsCollector
 from tests.support.modules import classification
 
 NUM_CLASSES = 5
@@ -28,7 +28,7 @@ def made_up(count: int = 400) -> tuple[Tensor, Tensor]:
 
 
 def findings_of(logits: Tensor, labels: Tensor, parts: list[Tensor]) -> Findings:
-    outcomes = Outcomes(classification(), CALIBRATION, NUM_CLASSES)
+    outcomes = FindingsCollector(classification(), CALIBRATION, NUM_CLASSES)
     for positions in parts:
         if len(positions):
             outcomes.update(logits[positions], labels[positions], positions)
