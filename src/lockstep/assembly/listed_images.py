@@ -44,7 +44,7 @@ def files_of(
     table = list_images(**arguments, is_other=is_other)
     if completes_splits:
         table = complete_splits(
-            table, *split_arguments, fold=Fold.chosen(section.fold, section.folds), kept=kept
+            table, *split_arguments, fold=Fold.from_settings(section.fold, section.folds), kept=kept
         )
     return Decoding(table=table, preprocessing=preprocessing, **settings)
 

@@ -350,7 +350,7 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     refuse_unfit_arguments(section)
     settings = {
         "memory": section.memory,
-        "fold": Fold.chosen(section.fold, section.folds),
+        "fold": Fold.from_settings(section.fold, section.folds),
         "kept": kept,
     }
     settings = {key: value for key, value in settings.items() if value is not None}

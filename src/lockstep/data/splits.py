@@ -298,7 +298,7 @@ class Fold(NamedTuple):
     num_folds: int
 
     @classmethod
-    def chosen(cls, number: int, num_folds: int | None) -> "Fold | None":
+    def from_settings(cls, number: int, num_folds: int | None) -> "Fold | None":
         """Return a fold, or None if `num_folds` is None."""
         return None if num_folds is None else cls(number, num_folds)
 
