@@ -17,7 +17,7 @@ from lockstep.assembly import checkpoint_io
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import change_run
-from lockstep.data.splits import whole
+from lockstep.data.splits import all_pixels
 from lockstep.models import calibration
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
@@ -57,7 +57,7 @@ def test_float32_after_bfloat16(tmp_path: Path) -> None:
     assert train(run) == 0
     predictor = lockstep.load(run.path, calibrate=False)
     losses = torch.nn.functional.nll_loss(
-        predictor(whole(images.test.pixels)).values.log(), images.test.targets
+        predictor(all_pixels(images.test.pixels)).values.log(), images.test.targets
     )
     assert run.read_summary()["test_loss"] == pytest.approx(losses.item(), abs=1e-6)
     for options, is_same in ((), True), (("--precision", "bfloat16"), False):
@@ -77,17 +77,18 @@ def test_fitted_to_validation_images(finished: RunFolder, tmp_path: Path) -> Non
         assert raw.read_summary()[name] == finished.read_summary()[name]
     val, entry = digits(**SETTINGS).val, entry_of(finished)
     predictor = lockstep.load(finished.path, calibrate=False)
-    outputs = predictor(whole(val.pixels)).values.log()  # logits but for a number of each image
+    # These are logits but for a number of each image.
+    outputs = predictor(all_pixels(val.pixels)).values.log()
     expected = calibration.fit(outputs, val.targets, (), CPU)
     assert entry["slope"].item() == pytest.approx(expected["slope"].item(), rel=1e-9)
-    found = lockstep.load(finished.path)(whole(val.pixels)).values.max(1)
+    found = lockstep.load(finished.path)(all_pixels(val.pixels)).values.max(1)
     torch.testing.assert_close(entry["val"]["confidences"], found.values.float(), rtol=1e-6, atol=0)
     assert torch.equal(entry["val"]["is_right"], found.indices == val.targets)
 
 
 @pytest.mark.full
 def test_export(finished: RunFolder, tmp_path: Path) -> None:
-    images = whole(digits(**SETTINGS).test.pixels)
+    images = all_pixels(digits(**SETTINGS).test.pixels)
     expected = lockstep.load(finished.path, device="cpu")(images).values
     done = commands.lockstep(tmp_path, "export", finished.path, "--output", "net.onnx")
     assert done.returncode == 0, done.stderr

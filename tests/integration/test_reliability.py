@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import log_loss
 
 import lockstep
-from lockstep.data.splits import whole
+from lockstep.data.splits import all_pixels
 from lockstep.launch import worker
 from lockstep.models import calibration
 from lockstep.runs.folder import RunFolder
@@ -83,11 +83,11 @@ def test_report_of_predicted_probabilities(
     runs: dict[int, RunFolder],
 ) -> None:
     test, report = digits(**SETTINGS).test, runs[1].read_summary()["calibration"]
-    found = lockstep.load(runs[1].path)(whole(test.pixels)).values
+    found = lockstep.load(runs[1].path)(all_pixels(test.pixels)).values
     assert report["calibrated"]["nll"]["value"] == pytest.approx(
         log_loss(test.targets, found.double()), rel=1e-6
     )
-    raw = lockstep.load(runs[1].path, calibrate=False)(whole(test.pixels)).values
+    raw = lockstep.load(runs[1].path, calibrate=False)(all_pixels(test.pixels)).values
     assert report["raw"]["nll"]["value"] == pytest.approx(
         log_loss(test.targets, raw.double()), rel=1e-6
     )

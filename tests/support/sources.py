@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from lockstep.data import Images, Splits, Statistics
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.datasets import dataset
-from lockstep.data.splits import Fold, whole
+from lockstep.data.splits import Fold, all_pixels
 
 SETTINGS = {"val_fraction": 0.1, "test_fraction": 0.2, "split_seed": 0}
 STATISTICS = Statistics((0.3,), (0.4,))
@@ -33,7 +33,7 @@ def few_digits(*, count: int = 70, is_float: bool = False) -> Splits:
     splits = digits(**SETTINGS)
 
     def first(images: Images) -> Images:
-        pixels = whole(images.pixels)[:count]
+        pixels = all_pixels(images.pixels)[:count]
         pixels = pixels.float() / 128 - 1 if is_float else pixels
         return Images(pixels, images.targets[:count], images.names[:count])
 
@@ -57,7 +57,7 @@ def growing(*, listed: str, kept: Mapping[str, str] | None = None) -> Splits:
         rows = [row for row in range(count) if cut[digits.names[row]] == split]
         names = [digits.names[row] for row in rows]
         return Images(
-            whole(digits.pixels)[rows],
+            all_pixels(digits.pixels)[rows],
             torch.tensor(rows) % 2,
             names,
             [f"group of {name}" for name in names],
@@ -72,7 +72,7 @@ def overflowing(*, marked: list[int]) -> Splits:
     The first pixel is white in the training samples `marked`, and black in all others.
     """
     splits = few_digits()
-    pixels = whole(splits.train.pixels).clone()
+    pixels = all_pixels(splits.train.pixels).clone()
     pixels[marked, 0, 0, 0] = 255
     return replace(splits, train=replace(splits.train, pixels=pixels))
 
@@ -96,7 +96,7 @@ class Turned(Dataset[Any]):
         self, *, split: str = "train", count: int = 70, is_float: bool = False, broken: int = -1
     ) -> None:
         images = few_digits(count=count).by_name[split]
-        self.images, self.targets = whole(images.pixels), images.targets
+        self.images, self.targets = all_pixels(images.pixels), images.targets
         self.is_float = is_float
         self.broken = broken
         # of the images that are evaluated, too: every evaluation must see the same ones
@@ -125,7 +125,7 @@ def labeled(kind: str) -> Splits:
     plain = digits(**SETTINGS)
 
     def part(images: Images) -> Images:
-        labels, pixels = images.targets, whole(images.pixels)
+        labels, pixels = images.targets, all_pixels(images.pixels)
         labels_of = torch.stack([labels % 2 == 0, labels > 4], 1)
         return Images(
             pixels,

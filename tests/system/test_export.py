@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import lockstep
-from lockstep.data.splits import whole
+from lockstep.data.splits import all_pixels
 from lockstep.inference import export, predict
 from lockstep.runs.folder import RunFolder
 from tests.support import commands, pages
@@ -156,7 +156,7 @@ def test_export_of_task(trained: dict[str, RunFolder], tmp_path: Path, kind: str
         "--checkpoint",
         "last",
     )
-    images = whole(few_digits(is_float=kind == "floats").test.pixels)
+    images = all_pixels(few_digits(is_float=kind == "floats").test.pixels)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
     found = outputs(session, images.numpy())
     network = lockstep.load(trained[kind].path, checkpoint="last", device="cpu", trust=True)

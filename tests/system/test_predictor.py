@@ -15,7 +15,7 @@ from PIL import Image
 
 import lockstep
 from lockstep.data import synthetic
-from lockstep.data.splits import whole
+from lockstep.data.splits import all_pixels
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
 from tests.support.commands import run
@@ -148,7 +148,7 @@ def test_predict_tensors(trained: dict[str, RunFolder], tmp_path: Path, kind: st
         if kind == "floats"
         else synthetic(**{name: config[name] for name in names})
     )
-    images = whole(splits.test.pixels)
+    images = all_pixels(splits.test.pixels)
     predictions = lockstep.load(trained[kind].path, trust=True)(images)
     assert rows_of(kind, predictions) == predicted(trained[kind], "test", tmp_path / "out.csv")
 

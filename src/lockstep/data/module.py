@@ -23,11 +23,11 @@ from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
 from lockstep.data.splits import (
     Pixels,
     Splits,
+    all_pixels,
     is_streamed,
     makes_targets,
     num_bytes,
     statistics_of,
-    whole,
 )
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch import Batch
@@ -125,7 +125,7 @@ class ImageData(L.LightningDataModule):
         }
         if self.is_on_device:
             self._images = {
-                split: ShardDataset(whole(images.pixels, device), images.targets.to(device))
+                split: ShardDataset(all_pixels(images.pixels, device), images.targets.to(device))
                 for split, images in images_by_split.items()
             }
         self._images["train"].crop, self._images["train"].change = crop, change

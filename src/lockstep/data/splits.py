@@ -82,7 +82,7 @@ def num_bytes(pixels: Pixels) -> int:
     return math.prod(pixels.shape) * pixels.dtype.itemsize
 
 
-def whole(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
+def all_pixels(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
     """Return all images in one tensor on `device`."""
     if isinstance(pixels, Tensor):
         return pixels.to(device)

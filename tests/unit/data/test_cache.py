@@ -19,7 +19,7 @@ from lockstep.config.composing import compose
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.ragged_table import Rows
-from lockstep.data.splits import Splits, whole
+from lockstep.data.splits import Splits, all_pixels
 from lockstep.runs import naming
 from tests.support.commands import Command
 from tests.support.harness import ROOT
@@ -47,7 +47,7 @@ def leftovers(cache: str) -> list[Path]:
 def assert_same(one: Splits, other: Splits) -> None:
     assert (one.class_names, one.statistics) == (other.class_names, other.statistics)
     for a, b in zip(one.by_name.values(), other.by_name.values(), strict=True):
-        assert torch.equal(whole(a.pixels), whole(b.pixels))
+        assert torch.equal(all_pixels(a.pixels), all_pixels(b.pixels))
         assert torch.equal(a.targets, b.targets)
         assert a.names == b.names
 
@@ -63,7 +63,7 @@ def test_cached_and_streamed_as_decoded(
     root: Path, cache: str, memory: str, kind: type, changes: dict[str, Any]
 ) -> None:
     in_memory = read(root, **changes)
-    values = whole(in_memory.train.pixels).double() / 255
+    values = all_pixels(in_memory.train.pixels).double() / 255
     assert in_memory.statistics is not None
     assert in_memory.statistics.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), rel=1e-12)
     assert in_memory.statistics.std == pytest.approx(
@@ -93,12 +93,13 @@ def test_entries_other_settings(root: Path, cache: str) -> None:
 def test_changed_folder_decoded_again(root: Path, cache: str, change: str) -> None:
     path = write_image(root / "red fox" / "a.bmp", seed=5)
     before = read(root, cache=cache)
-    pixels = whole(before.train.pixels).clone()
+    pixels = all_pixels(before.train.pixels).clone()
     (old,) = entries(cache)
     CHANGES[change](path)
     assert_same(read(root, cache=cache), read(root))
     assert old not in entries(cache)
-    assert torch.equal(whole(before.train.pixels), pixels)  # a run that has it mapped continues
+    # A run that has it mapped continues.
+    assert torch.equal(all_pixels(before.train.pixels), pixels)
 
 
 def test_incomplete_file_built_again(root: Path, cache: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from lockstep.assembly import run_parts
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import COPY_RECORD, list_classes
-from lockstep.data.splits import Splits, whole
+from lockstep.data.splits import Splits, all_pixels
 from tests.support.copies import contents, listed, make, read, times
 from tests.support.image_files import CHANGES, write_folder, write_image, write_list
 
@@ -92,7 +92,7 @@ def test_list_copy_listed_images(tmp_path: Path, scratch: Path, is_absolute: boo
     assert contents(Path(root)) == {name: (folder / name).read_bytes() for name in names}
     for split, part in direct.by_name.items():
         assert part.names == copied.by_name[split].names
-        assert torch.equal(whole(part.pixels), whole(copied.by_name[split].pixels))
+        assert torch.equal(all_pixels(part.pixels), all_pixels(copied.by_name[split].pixels))
 
 
 def test_list_image_above_folder_refused(tmp_path: Path, scratch: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from lockstep.data.sources.lists import image_list
-from lockstep.data.splits import Splits, whole
+from lockstep.data.splits import Splits, all_pixels
 from tests.support.image_files import LIST, write_image, write_list, write_listed
 
 
@@ -29,7 +29,7 @@ def test_class_list(tmp_path: Path) -> None:
         numbers = [int(name[-6:-4]) for name in part.names]
         assert numbers == [number for number in range(20) if number % 5 in rests]
         assert part.targets.tolist() == [number % 2 for number in numbers]
-        for pixels, name in zip(whole(part.pixels), part.names, strict=True):
+        for pixels, name in zip(all_pixels(part.pixels), part.names, strict=True):
             assert torch.equal(
                 pixels, torch.from_numpy(np.array(Image.open(tmp_path / name))).permute(2, 0, 1)
             )
@@ -78,7 +78,7 @@ def test_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         found = read(split_column="split", **place)
         assert found.statistics == expected.statistics
-        assert torch.equal(whole(found.test.pixels), whole(expected.test.pixels))
+        assert torch.equal(all_pixels(found.test.pixels), all_pixels(expected.test.pixels))
 
 
 PLAIN = "path,label,split\nx0.png,a,train\nx1.png,b,train\nx2.png,a,val\nx3.png,b,test\n"

@@ -17,7 +17,7 @@ from lockstep.data.images.decoded_image import decode
 from lockstep.data.images.image_table import IMAGE_SUFFIXES
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import unlabeled_folder
-from lockstep.data.splits import ImageError, whole
+from lockstep.data.splits import ImageError, all_pixels
 from lockstep.models.classifier import ImageFormat
 from lockstep.python.images import inputs_of
 from tests.support.image_files import HEIC, read, write_image
@@ -136,13 +136,13 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
         path, exif=orientation(6), quality=95
     )
     unlabeled, _ = unlabeled_folder(str(path), preprocessing=PREPROCESSING, channels=3)
-    found = [whole(unlabeled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
+    found = [all_pixels(unlabeled.pixels)[0], inputs_of(str(path), FORMAT, PREPROCESSING).images[0]]
     for memory in ("stream", "once", "host"):
         splits = read(
             root, image_size=SIDE, background="gray", memory=memory, cache=str(tmp_path / "cache")
         )
         (part,) = (part for part in splits.by_name.values() if "a/a.jpg" in part.names)
-        found.append(whole(part.pixels)[part.names.index("a/a.jpg")])
+        found.append(all_pixels(part.pixels)[part.names.index("a/a.jpg")])
     for pixels in found[1:]:
         assert torch.equal(pixels, found[0])
     assert 0 < (found[0].int() - opened_by_user(path).int()).abs().double().mean() < 1

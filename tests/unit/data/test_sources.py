@@ -18,7 +18,7 @@ from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.builtin import digits
 from lockstep.data.sources.downloads import cifar10, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabeled_folder
-from lockstep.data.splits import ImageError, Images, Splits, whole
+from lockstep.data.splits import ImageError, Images, Splits, all_pixels
 from lockstep.system.text import similar_names
 from tests.support.image_files import SETTINGS, write_image
 
@@ -59,13 +59,13 @@ def names(splits: Splits) -> list[str]:
 
 def assert_well_formed(splits: Splits) -> None:
     for part in splits.by_name.values():
-        assert (whole(part.pixels).dtype, part.targets.dtype) == (torch.uint8, torch.int64)
-        assert len(whole(part.pixels)) == len(part.targets) == len(part.names) > 0
+        assert (all_pixels(part.pixels).dtype, part.targets.dtype) == (torch.uint8, torch.int64)
+        assert len(all_pixels(part.pixels)) == len(part.targets) == len(part.names) > 0
 
 
 def same(a: Images, b: Images) -> bool:
     return (
-        torch.equal(whole(a.pixels), whole(b.pixels))
+        torch.equal(all_pixels(a.pixels), all_pixels(b.pixels))
         and torch.equal(a.targets, b.targets)
         and a.names == b.names
     )
@@ -82,7 +82,7 @@ def test_digits_as_scikit_learn() -> None:
         index = [int(name.removeprefix("digits/")) for name in part.names]
         assert part.targets.tolist() == labels[index].tolist()
         assert (
-            whole(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16
+            all_pixels(part.pixels).flatten(1).double() - torch.from_numpy(images[index]) * 255 / 16
         ).abs().max() <= 0.5
 
 
@@ -105,7 +105,7 @@ def test_cifar10(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in splits.by_name.values():
         rows = [int(name.partition("/")[2]) for name in part.names]
         pixels = FewImages("", part is not splits.test, False).data[rows]
-        assert torch.equal(whole(part.pixels), torch.from_numpy(pixels).permute(0, 3, 1, 2))
+        assert torch.equal(all_pixels(part.pixels), torch.from_numpy(pixels).permute(0, 3, 1, 2))
         assert part.targets.tolist() == [row % 2 for row in rows]
 
 
@@ -118,7 +118,7 @@ def test_cifar10_resized(
     usual, resized = cifar10(**settings), cifar10(**settings, image_size=size)
     transform = v2.Compose([v2.Resize(scaled, antialias=True), v2.CenterCrop(size)])
     for part, expected in zip(resized.by_name.values(), usual.by_name.values(), strict=True):
-        assert torch.equal(whole(part.pixels), transform(whole(expected.pixels)))
+        assert torch.equal(all_pixels(part.pixels), transform(all_pixels(expected.pixels)))
         assert list(part.names) == list(expected.names)
 
 
@@ -149,7 +149,7 @@ def test_class_folders_split(tmp_path: Path) -> None:
     for part in splits.by_name.values():
         assert set(part.targets.tolist()) == {0, 1, 2}
         for pixels, label, name in zip(
-            whole(part.pixels), part.targets.tolist(), part.names, strict=True
+            all_pixels(part.pixels), part.targets.tolist(), part.names, strict=True
         ):
             assert Path(name).parts[0] == splits.class_names[label]
             assert torch.equal(
@@ -433,7 +433,7 @@ def test_images_beyond_memory_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     write_classes(tmp_path, {"a": 4, "b": 4})
     needed = 8 * 3 * 50 * 50
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
-    assert whole(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
+    assert all_pixels(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed - 1)
     with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)
@@ -444,7 +444,7 @@ def test_unlabeled_folder(tmp_path: Path) -> None:
         write_image(tmp_path / name, height=9, width=12)
     images, _ = unlabeled(str(tmp_path), size=[4, 6])
     assert images.names == ["a/deep/er/1.jpg", "a/z.png", "b.png"]
-    assert whole(images.pixels).shape == (3, 3, 4, 6)
+    assert all_pixels(images.pixels).shape == (3, 3, 4, 6)
     assert images.targets.tolist() == [-1, -1, -1]
 
 
