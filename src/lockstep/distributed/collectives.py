@@ -273,7 +273,7 @@ class FlagChannel:
         self._is_pending = False
         if self._shared is not None:
             self._shared.wait()
-            flag = self._shared.rows(1, torch.int32).every.max()
+            flag = self._shared.rows(1, torch.int32).all_ranks.max()
             self._shared.turn()
             return int(flag.item())
         if self._work is not None:

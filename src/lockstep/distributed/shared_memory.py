@@ -174,7 +174,7 @@ class Segment:
 class Rows(NamedTuple):
     """The rows of a collective: (num_ranks, n), and by rank (n,)."""
 
-    every: Tensor
+    all_ranks: Tensor
     by_rank: Sequence[Tensor]
 
 
@@ -313,7 +313,7 @@ class Neighbors:
 
         The memory of the result is valid until the next call.
         """
-        return self._gather(row).every
+        return self._gather(row).all_ranks
 
     def _gather(self, row: Tensor) -> Rows:
         rows = self._tensors.rows(row.numel(), row.dtype)
