@@ -253,12 +253,12 @@ def try_out() -> None:
     triton.runtime.driver.active.get_current_device()
 
 
-def _tiles(x: Tensor, size: int, most_channels: int) -> tuple[int, int, dict[str, Any]]:
+def _tiles(x: Tensor, size: int, max_channels: int) -> tuple[int, int, dict[str, Any]]:
     """Return the number of tiles of `size` elements along rows and channels of x.
 
     The third result contains the options of their kernel.
     """
-    channels = min(most_channels, triton.next_power_of_2(x.shape[1]))
+    channels = min(max_channels, triton.next_power_of_2(x.shape[1]))
     rows = size // channels
     options = {"rows": rows, "channels": channels, **OPTIONS}
     return triton.cdiv(x.numel() // x.shape[1], rows), triton.cdiv(x.shape[1], channels), options

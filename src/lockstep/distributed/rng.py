@@ -81,7 +81,7 @@ class ExactDropout(nn.Module):
         self.p = p
         self.per_channel = per_channel
         self.keys = keys
-        self.most_draws = 0  # This is the maximum over all passes.
+        self.max_draws = 0  # This is the maximum over all passes.
         self.shard = None
 
     @property
@@ -149,7 +149,7 @@ class ExactDropout(nn.Module):
             )
             block = block_mask[max(lo - start, 0) : hi - start]
             keep[max(start - lo, 0) :][: len(block)] = block
-        self.most_draws = max(self.most_draws, len(self.draws))
+        self.max_draws = max(self.max_draws, len(self.draws))
         return keep
 
 

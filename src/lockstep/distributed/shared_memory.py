@@ -90,12 +90,12 @@ class Semaphores:
         """Lower the count by one if it is above zero, and return whether it was."""
         return self._try(address) == 0
 
-    def wait(self, address: int, most_s: float) -> bool:
-        """Wait at most `most_s` to lower the count by one, and return whether it was lowered.
+    def wait(self, address: int, max_s: float) -> bool:
+        """Wait at most `max_s` to lower the count by one, and return whether it was lowered.
 
         A signal ends the wait, too.
         """
-        until = time.monotonic() + most_s
+        until = time.monotonic() + max_s
         seconds = math.floor(until)
         # This is a struct timespec.
         limit = (ctypes.c_long * 2)(seconds, int((until - seconds) * 1e9))

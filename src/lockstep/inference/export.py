@@ -77,22 +77,22 @@ class Exported(nn.Module):
         )
 
     def _apply_preprocessing(self, images: Tensor) -> Tensor:
-        (height, width), (most_high, most_wide) = images.shape[2:], self.preprocessing.bounds
+        (height, width), (max_height, max_width) = images.shape[2:], self.preprocessing.bounds
         # The size is at least two pixels, because one is a special case of torch.export and
         # onnxruntime.
         if self.preprocessing.fit == "letterbox":
             size: Any = (
                 torch.sym_min(
-                    most_high, torch.sym_max(2, _round_quotient(height * most_wide, width))
+                    max_height, torch.sym_max(2, _round_quotient(height * max_width, width))
                 ),
                 torch.sym_min(
-                    most_wide, torch.sym_max(2, _round_quotient(width * most_high, height))
+                    max_width, torch.sym_max(2, _round_quotient(width * max_height, height))
                 ),
             )
         else:
             size = (
-                torch.sym_max(most_high, height * most_wide // width),
-                torch.sym_max(most_wide, width * most_high // height),
+                torch.sym_max(max_height, height * max_width // width),
+                torch.sym_max(max_width, width * max_height // height),
             )
         scaled = self._scale(images, size)
         assert self.preprocessing.size is not None

@@ -171,7 +171,7 @@ class GraphedModule:
             torch.cuda.Stream(),
         )
         pools = [
-            (layer, [torch.Generator(inputs.device) for _ in range(layer.most_draws)])
+            (layer, [torch.Generator(inputs.device) for _ in range(layer.max_draws)])
             for layer in self._dropouts
         ]
         static = inputs.clone()

@@ -168,7 +168,7 @@ def test_row_posted_after_wait(
     theirs = Neighbors(segment, (os.getpid(), os.getpid()), SHORT, has_cores=False)
     theirs._tensors.rows(1, torch.float32).by_rank[1].fill_(3.0)
 
-    def ended_in_vain(address: int, most_s: float) -> bool:
+    def ended_in_vain(address: int, max_s: float) -> bool:
         if other.poll() is None:
             theirs._tensors.post()
             other.kill()
