@@ -513,5 +513,5 @@ def _checkpoint_io(session: Session) -> AtomicCheckpointIO:
         else ()
     )
     return AtomicCheckpointIO(
-        session.held.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind
+        session.exit_stack.enter_context(ThreadPoolExecutor(1, "checkpoints")), behind
     )

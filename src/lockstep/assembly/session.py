@@ -49,7 +49,7 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
-    held: contextlib.ExitStack  # It is closed at the end, also after an error.
+    exit_stack: contextlib.ExitStack  # It is closed at the end, also after an error.
     shards: "VirtualShards | None" = None  # set by trainer.virtual_shards
 
     @property
@@ -105,7 +105,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             precision=precision,
             precision_reason=reason,
             environment=environment,
-            held=stack,
+            exit_stack=stack,
         )
         if (count := config.trainer.virtual_shards) is not None:
             from lockstep.distributed.virtual_shards import VirtualShards

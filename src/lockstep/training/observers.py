@@ -130,7 +130,7 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
         import wandb
 
         finish = guard(wandb.teardown)
-        session.held.push(lambda kind, *_: finish(int(kind is not None)))
+        session.exit_stack.push(lambda kind, *_: finish(int(kind is not None)))
     return logger
 
 

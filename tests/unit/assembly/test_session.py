@@ -39,7 +39,7 @@ def session_of(config: Config, world: World, gpus: tuple[int, ...], folder: Path
         precision="float32",
         precision_reason="",
         environment=JoinedEnvironment(world),
-        held=contextlib.ExitStack(),
+        exit_stack=contextlib.ExitStack(),
     )
 
 
