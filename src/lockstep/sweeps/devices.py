@@ -113,20 +113,22 @@ class Devices:
 
     machine: Machine
     num_parallel: int
-    held: list[DeviceSlot] = field(default_factory=list)
+    used_slots: list[DeviceSlot] = field(default_factory=list)
 
     def take(self, need: Need) -> DeviceSlot | None:
         """Take devices that no other trial holds, or return None while too few are free."""
-        if len(self.held) >= self.num_parallel:
+        if len(self.used_slots) >= self.num_parallel:
             return None
         slot = self._gpus(need) if need.gpus else self._cores(need)
         if slot is not None:
-            self.held.append(slot)
+            self.used_slots.append(slot)
         return slot
 
     def _cores(self, need: Need) -> DeviceSlot | None:
         free_cores = [
-            core for core in self.machine.cores if all(core not in slot.cores for slot in self.held)
+            core
+            for core in self.machine.cores
+            if all(core not in slot.cores for slot in self.used_slots)
         ]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(need.num_workers, num_cores // self.num_parallel))
@@ -135,7 +137,7 @@ class Devices:
 
     def _gpus(self, need: Need) -> DeviceSlot | None:
         num_threads = max(1, len(self.machine.cores) // (self.num_parallel * need.num_workers))
-        busy_gpus = {gpu for slot in self.held for gpu in slot.gpus}
+        busy_gpus = {gpu for slot in self.used_slots for gpu in slot.gpus}
         if isinstance(need.gpus, tuple):
             named_gpus = tuple(self.machine.gpus[position] for position in need.gpus)
             return (
@@ -151,4 +153,4 @@ class Devices:
         )
 
     def give_back(self, slot: DeviceSlot) -> None:
-        self.held.remove(slot)
+        self.used_slots.remove(slot)
