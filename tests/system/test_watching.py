@@ -16,7 +16,7 @@ from lockstep import Run
 from lockstep.cli import main
 from lockstep.monitoring.comparison import outcomes
 from lockstep.monitoring.selection import all_runs
-from lockstep.runs.discovery import Watched
+from lockstep.runs.discovery import RunWatcher
 from lockstep.runs.files import write_rows
 from lockstep.runs.folder import RunFolder
 
@@ -316,6 +316,6 @@ def test_metrics_of_one_epoch(
         [l2],
         [loss],
     )
-    (listed,) = all_runs(Watched(tmp_path, scan_every_s=0.0))
+    (listed,) = all_runs(RunWatcher(tmp_path, scan_every_s=0.0))
     assert (listed.value("metrics_epoch"), listed.value("l2")) == (epoch, l2)
     assert (Run(folder.path)["metrics_epoch"], Run(folder.path)["l2"]) == (epoch, l2)

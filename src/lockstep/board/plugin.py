@@ -77,8 +77,8 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def __init__(self, root: Path, guard: Guard) -> None:
         self._root = root
         self._guard = guard
-        self._watched = discovery.Watched(root, scan_every_s=SCAN_EVERY_S)
-        self._sweeps = Sweeps(self._watched)
+        self._watcher = discovery.RunWatcher(root, scan_every_s=SCAN_EVERY_S)
+        self._sweeps = Sweeps(self._watcher)
         # TensorBoard answers each request in a thread.
         self._notes_lock = threading.Lock()
 
@@ -111,7 +111,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _list(self, request: Request) -> dict[str, Any]:
         """Return all runs and a row for each sweep, with the overrides in which they differ."""
-        runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watched)]
+        runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watcher)]
         sweeps = self._sweeps.rows()
         overrides = discovery.differing_overrides(
             [*(run for run in runs if "sweep" not in run), *sweeps]
@@ -149,7 +149,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
         sweep_name = request.args.get("name")
         if sweep_name is None or sweep_name not in {
-            run.sweep for run in self._watched.runs().values()
+            run.sweep for run in self._watcher.runs().values()
         }:
             raise Refusal(404, "This sweep no longer exists.")
         try:
@@ -211,7 +211,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return {"message": f"Note of {run.name} saved."}
 
     def _find(self, key: Any, *, is_fresh: bool = False) -> discovery.DiscoveredRun:
-        run = self._watched.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
+        run = self._watcher.runs(is_fresh=is_fresh).get(key) if isinstance(key, str) else None
         if run is None:
             raise Refusal(404, "This run no longer exists.")
         return run

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from lockstep.runs.discovery import Watched, is_number, modified_ns
+from lockstep.runs.discovery import RunWatcher, is_number, modified_ns
 from lockstep.runs.folder import SWEEP, RunFolder
 
 # The same command skips trials in these states.
@@ -35,10 +35,10 @@ def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 class Sweeps:
-    """The sweeps below the folder of `watched`."""
+    """The sweeps below the folder of `watcher`."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, watcher: RunWatcher) -> None:
+        self._watcher = watcher
         self._sweeps: dict[str, _Sweep] = {}
         # TensorBoard answers each request in a thread.
         self._lock = threading.Lock()
@@ -49,9 +49,9 @@ class Sweeps:
         The row has the state, the progress, and the results of the best setting.
         """
         trials: dict[str, dict[RunFolder, dict[str, Any]]] = defaultdict(dict)
-        for run in self._watched.runs().values():
+        for run in self._watcher.runs().values():
             if run.sweep is not None:
-                trials[run.sweep][run.folder] = self._watched.facts(run)
+                trials[run.sweep][run.folder] = self._watcher.facts(run)
         return [
             _row(sweep_name, [*facts.values()]) | self._results(sweep_name, facts)
             for sweep_name, facts in trials.items()
@@ -73,7 +73,7 @@ class Sweeps:
         return {"overrides": command, **best, **test_result(means)}
 
     def _sweep(self, name: str) -> "_Sweep":
-        return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watched.root / name)))
+        return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watcher.root / name)))
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return a sweep by its name.
@@ -81,8 +81,8 @@ class Sweeps:
         Raises KeyError for an unknown sweep, and ValueError for one that cannot be read.
         """
         facts = {
-            run.folder: self._watched.facts(run)
-            for run in self._watched.runs().values()
+            run.folder: self._watcher.facts(run)
+            for run in self._watcher.runs().values()
             if run.sweep == name
         }
         if not facts:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.runs.discovery import DiscoveredRun, Watched, modified_ns
+from lockstep.runs.discovery import DiscoveredRun, RunWatcher, modified_ns
 
 DEFAULT_ROOT = "outputs"
 
@@ -29,11 +29,11 @@ class Listed:
         return values.get(key)
 
 
-def all_runs(watched: Watched) -> list[Listed]:
+def all_runs(watcher: RunWatcher) -> list[Listed]:
     """List all runs, the newest first."""
     runs: list[Listed] = []
-    for run in watched.runs().values():
-        facts = watched.facts(run)
+    for run in watcher.runs().values():
+        facts = watcher.facts(run)
         since = facts.get("started") or modified_ns(run.folder.config) / 1e9
         runs.append(Listed(run, facts, since))
     return sorted(runs, key=lambda run: (run.since, run.discovered.name), reverse=True)

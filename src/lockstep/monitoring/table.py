@@ -13,7 +13,7 @@ from rich.table import Table
 from lockstep.monitoring import formatting
 from lockstep.monitoring.selection import Listed, all_runs, root_of
 from lockstep.runs import naming
-from lockstep.runs.discovery import Watched, differing_overrides
+from lockstep.runs.discovery import RunWatcher, differing_overrides
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
@@ -29,7 +29,7 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
     Raises ValueError for a `sort` that no run has.
     """
     root = root_of(folder)
-    unsorted_runs = all_runs(Watched(root, scan_every_s=0.0))
+    unsorted_runs = all_runs(RunWatcher(root, scan_every_s=0.0))
     _check_column(unsorted_runs, sort.removeprefix("-"))
     runs = sort_runs(unsorted_runs, sort)
     if is_json:

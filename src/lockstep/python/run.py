@@ -123,5 +123,5 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     except for the default.
     """
     root = root_of(os.fspath(folder))
-    listed_runs = all_runs(discovery.Watched(root, scan_every_s=0.0))
+    listed_runs = all_runs(discovery.RunWatcher(root, scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed_runs]

@@ -135,7 +135,7 @@ def look(run: DiscoveredRun) -> dict[str, Any]:
     return facts
 
 
-class Watched:
+class RunWatcher:
     """The runs below a folder.
 
     Ended runs are read again only when their status.json or notes.json changes.

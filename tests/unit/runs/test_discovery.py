@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.runs.discovery import (
     DiscoveredRun,
-    Watched,
+    RunWatcher,
     differing_overrides,
     look,
     read_rows,
@@ -50,8 +50,8 @@ def found(folder: RunFolder) -> DiscoveredRun:
     return DiscoveredRun("id", "name", folder)
 
 
-def facts_of(watched: Watched) -> list[dict[str, Any]]:
-    return [watched.facts(run) for run in watched.runs().values()]
+def facts_of(watcher: RunWatcher) -> list[dict[str, Any]]:
+    return [watcher.facts(run) for run in watcher.runs().values()]
 
 
 # -- searching -------------------------------------------------------------------------------------
@@ -184,11 +184,11 @@ def test_watched_changed_status(tmp_path: Path) -> None:
         run(tmp_path / "ended", **FULL),
         run(tmp_path / "live", state="training", host="another machine"),
     )
-    watched = Watched(tmp_path, scan_every_s=0)
-    facts_of(watched)
+    watcher = RunWatcher(tmp_path, scan_every_s=0)
+    facts_of(watcher)
     ended.write_status(state="training", host="another machine")
     live.write_status(state="finished")
-    assert {facts["run"]: facts["state"] for facts in facts_of(watched)} == {
+    assert {facts["run"]: facts["state"] for facts in facts_of(watcher)} == {
         "ended": "training",
         "live": "finished",
     }
