@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.runs.discovery import look_at, restrict_to_epoch
+from lockstep.runs.discovery import read_run_folder, restrict_to_epoch
 from tests.support.exact import train
 from tests.support.harness import difference, train_all, write_run
 
@@ -34,6 +34,6 @@ def test_curve_of_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         for path in (alone.best_checkpoint, alone.last_checkpoint)
     )
     assert best == last == summary["steps"]
-    facts = restrict_to_epoch(look_at(alone), alone)
+    facts = restrict_to_epoch(read_run_folder(alone), alone)
     assert (facts["metrics_epoch"], "best" in facts, "monitor" in facts) == (3, False, False)
     assert facts["metrics"]["val/accuracy"] == pytest.approx(facts["metrics"]["test/accuracy"])

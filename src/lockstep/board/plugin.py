@@ -130,7 +130,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "rows": rows[::-step][::-1],  # The last row is included.
             "resume": discovery.resume_command(run),
             "command": (
-                f"{naming.training_command()} {shlex.join(discovery.look(run)['overrides'])}"
+                f"{naming.training_command()} {shlex.join(discovery.read_run(run)['overrides'])}"
             ).rstrip(),
             "curves": {
                 "run": os.path.relpath(run.folder.curves("train"), self._root),
@@ -169,7 +169,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
     def _stop(self, request: Request) -> dict[str, Any]:
         self._guard.admit(request)
         run = self._find(_request_body(request).get("run"), is_fresh=True)
-        state = discovery.look(run)["state"]
+        state = discovery.read_run(run)["state"]
         if state not in LIVE_STATES:
             raise Refusal(409, f"{run.name} is not running: {state}.")
         try:

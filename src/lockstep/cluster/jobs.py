@@ -157,7 +157,7 @@ def look(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[J
     except ValueError as error:
         silence = error
     # This comes after the states, because a job that has ended wrote its last status before.
-    observations = [(run, job_record, discovery.look(run)) for run, job_record in records]
+    observations = [(run, job_record, discovery.read_run(run)) for run, job_record in records]
     if silence is not None:
         unsure_ids = [
             job_record.id

@@ -18,7 +18,7 @@ from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.runs import naming, permissions
-from lockstep.runs.discovery import look_at
+from lockstep.runs.discovery import read_run_folder
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.launcher import World
@@ -191,7 +191,7 @@ def progress(folder: RunFolder) -> tuple[int, int]:
 
     Raises ConfigError for damaged files.
     """
-    facts = look_at(folder)
+    facts = read_run_folder(folder)
     if facts["state"] == "broken":
         raise ConfigError(
             Error("damaged", display_path(folder.status_file), "cannot be read", "remove it")

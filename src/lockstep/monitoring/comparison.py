@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from lockstep.monitoring import formatting
-from lockstep.runs.discovery import look_at, read_tests, restrict_to_epoch
+from lockstep.runs.discovery import read_run_folder, read_tests, restrict_to_epoch
 from lockstep.runs.files import print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find
@@ -107,7 +107,7 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
-    facts = [restrict_to_epoch(look_at(folder), folder) for folder in folders]
+    facts = [restrict_to_epoch(read_run_folder(folder), folder) for folder in folders]
     tests = [read_tests(folder) for folder in folders]
 
     def rows_of(run_values: Sequence[dict[str, Any]], keys: Iterable[str]) -> list[Row]:

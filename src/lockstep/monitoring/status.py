@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from lockstep.monitoring import formatting
-from lockstep.runs.discovery import has_bad_loss, look_at, restrict_to_epoch
+from lockstep.runs.discovery import has_bad_loss, read_run_folder, restrict_to_epoch
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
@@ -16,7 +16,7 @@ Rows = list[tuple[str, str | Text]]
 
 
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
-    facts = restrict_to_epoch(look_at(folder), folder)
+    facts = restrict_to_epoch(read_run_folder(folder), folder)
     if is_json:
         del facts["id"]
         print_json(facts | {"path": str(folder.path)})

@@ -49,7 +49,7 @@ class Run(Mapping[str, Any]):
     @property
     def state(self) -> str:
         """The state: training, finished, stopped, failed, ..., as in `lockstep runs`."""
-        return discovery.look_at(self._folder)["state"]
+        return discovery.read_run_folder(self._folder)["state"]
 
     @property
     def overrides(self) -> list[str]:
@@ -77,7 +77,7 @@ class Run(Mapping[str, Any]):
         return self._folder.read_summary()
 
     def _row(self) -> dict[str, Any]:
-        facts = discovery.restrict_to_epoch(discovery.look_at(self._folder), self._folder)
+        facts = discovery.restrict_to_epoch(discovery.read_run_folder(self._folder), self._folder)
         start_s = facts.get("started")
         return {
             "run": naming.display_path(self.path),

@@ -95,15 +95,15 @@ def _discover(folder: RunFolder, name: str, sweep: str | None = None) -> Discove
     return DiscoveredRun(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
 
 
-def look_at(folder: RunFolder) -> dict[str, Any]:
-    """Read one run by its folder, as `look` does.
+def read_run_folder(folder: RunFolder) -> dict[str, Any]:
+    """Read one run by its folder, as `read_run` does.
 
     `run` is the path as a user types it.
     """
-    return look(_discover(folder, naming.display_path(folder.path)))
+    return read_run(_discover(folder, naming.display_path(folder.path)))
 
 
-def look(run: DiscoveredRun) -> dict[str, Any]:
+def read_run(run: DiscoveredRun) -> dict[str, Any]:
     """Read a run, with the known fields of its status that have the right type.
 
     Other fields are ignored, because anybody may have written the file. `state` is one of STATES,
@@ -165,7 +165,7 @@ class RunWatcher:
         change_times = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         known_times, facts = self._known.get(run.id, (None, {}))
         if change_times != known_times or facts.get("state") not in ENDED_STATES:
-            facts = restrict_to_epoch(look(run), run.folder)
+            facts = restrict_to_epoch(read_run(run), run.folder)
             self._known[run.id] = (change_times, facts)
         return facts
 
@@ -211,7 +211,7 @@ def resume_command(run: DiscoveredRun) -> str | None:
     Returns None for a live or finished run, and for one without a checkpoint. Also returns None for
     a run that failed because of its loss.
     """
-    folder, facts = run.folder, look(run)
+    folder, facts = run.folder, read_run(run)
     if (
         facts["state"] not in ("stopped", "failed", "no signal")
         or not folder.last_checkpoint.is_file()

@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.config.errors import ConfigError, Error, file_error
 from lockstep.runs import naming, permissions
-from lockstep.runs.discovery import look_at
+from lockstep.runs.discovery import read_run_folder
 from lockstep.runs.files import read_json, write_json
 from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.redaction import redact
@@ -35,7 +35,7 @@ class Trial:
     @property
     def state(self) -> str:
         """The state of its run, `queued` or `interrupted`."""
-        return state_of(look_at(self.folder))
+        return state_of(read_run_folder(self.folder))
 
     @cached_property
     def typed(self) -> dict[str, str]:

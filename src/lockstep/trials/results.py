@@ -10,8 +10,8 @@ from lockstep.config.schema.configuration import Config
 from lockstep.runs.discovery import (
     best_row,
     is_number,
-    look_at,
     read_rows,
+    read_run_folder,
     read_summary,
     read_tests,
 )
@@ -78,7 +78,7 @@ def row_of(
 
     `live_state` is the state of a running trial, and `keys` has keys of its configuration.
     """
-    facts, settings = look_at(trial.folder), trial.settings
+    facts, settings = read_run_folder(trial.folder), trial.settings
     if not settings.keys() >= {*keys} and trial.folder.config.exists():
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in keys} | settings

@@ -15,8 +15,8 @@ from lockstep.runs.discovery import (
     DiscoveredRun,
     RunWatcher,
     differing_overrides,
-    look,
     read_rows,
+    read_run,
     read_tests,
     resume_command,
     scan,
@@ -108,7 +108,7 @@ def test_scan_unreadable_folder() -> None:
 
 def test_look_known_fields(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", "optimizer.lr=0.2", **FULL, secret="x", remaining_s=None)
-    facts = look(found(folder))
+    facts = read_run(found(folder))
     updated = facts.pop("updated")
     assert abs(updated - time.time()) < PATIENCE_S
     assert facts == {**FULL, "id": "id", "run": "name", "overrides": ["optimizer.lr=0.2"]}
@@ -126,7 +126,7 @@ def test_look_wrong_type(tmp_path: Path, name: str) -> None:
     """The field is left out."""
     folder = run(tmp_path / "run")
     folder.status_file.write_text(json.dumps({**FULL, name: WRONG[name]}))
-    facts = look(found(folder))
+    facts = read_run(found(folder))
     assert facts.pop(name, {}) == {}
     assert facts == {key: value for key, value in FULL.items() if key != name} | {
         "id": "id",
@@ -148,7 +148,7 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
 def test_look_damaged_status(tmp_path: Path, what: str) -> None:
     folder = run(tmp_path / "run", "seed=1")
     DAMAGED[what](folder.status_file)
-    facts = look(found(folder))
+    facts = read_run(found(folder))
     assert (facts["state"], facts["overrides"]) == ("broken", ["seed=1"])
     assert facts["reason"].startswith("status.json ")
 
@@ -158,21 +158,24 @@ def test_look_damaged_other_files(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", state="finished")
     for name in ("run.json", "metrics.csv", "summary.json"):
         (folder.path / name).write_bytes(b'{"state": "\xff"}')
-    assert (look(found(folder))["state"], look(found(folder))["overrides"]) == ("finished", [])
+    assert (read_run(found(folder))["state"], read_run(found(folder))["overrides"]) == (
+        "finished",
+        [],
+    )
     assert (read_rows(folder), read_tests(folder)) == ([], {})
 
 
 def test_look_without_status(tmp_path: Path) -> None:
     """The lock and the failure give the state; a lock that is a pipe is that of no process."""
     folder = run(tmp_path / "run")
-    assert look(found(folder))["state"] == "not started"
+    assert read_run(found(folder))["state"] == "not started"
     with folder.lock():
-        assert look(found(folder))["state"] == "starting"
+        assert read_run(found(folder))["state"] == "starting"
     folder.record_failure("x")
-    assert look(found(folder))["state"] == "failed"
+    assert read_run(found(folder))["state"] == "failed"
     other = run(tmp_path / "other")
     os.mkfifo(other.lock_file)
-    assert look(found(other))["state"] == "not started"
+    assert read_run(found(other))["state"] == "not started"
 
 
 # -- watching --------------------------------------------------------------------------------------
