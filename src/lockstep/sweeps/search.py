@@ -151,12 +151,12 @@ class DrawnPoint:
     trial: Trial
     # This is the state in which the trial ended. It is empty before, and after a command that did
     # not finish the trial.
-    end: str
+    end_state: str
     waiting: list[optuna.Trial] = field(default_factory=list)
     is_poor: bool = False
 
     @classmethod
-    def of(cls, trial: Trial) -> "DrawnPoint":
+    def from_trial(cls, trial: Trial) -> "DrawnPoint":
         state = trial.state
         return cls(trial, state if state in DONE else "")
 
@@ -195,7 +195,7 @@ class Draws(Grid):
             if frozen_trial.state == TrialState.RUNNING:
                 resumed_draws.append(resumed_trial(study, frozen_trial))
             elif point in points and points[point].state in DONE:
-                self._points[point] = DrawnPoint.of(points[point])
+                self._points[point] = DrawnPoint.from_trial(points[point])
         super().__init__([trial for draw in resumed_draws for trial in self._begin(draw)])
 
     @property
@@ -243,7 +243,7 @@ class Draws(Grid):
         if is_new:
             try:
                 trial = self._make([f"{key}={value}" for key, value in draw.params.items()])
-                self._points[point] = DrawnPoint.of(trial)
+                self._points[point] = DrawnPoint.from_trial(trial)
             except ConfigError as error:
                 print(
                     f"Skipping a draw that cannot be trained: {' '.join(map(str, error.errors))}",
@@ -258,7 +258,7 @@ class Draws(Grid):
         drawn_point.waiting.append(draw)
         self._tell(drawn_point)
         self._points_by_trial[drawn_point.trial.number] = drawn_point
-        return [drawn_point.trial] if is_new and not drawn_point.end else []
+        return [drawn_point.trial] if is_new and not drawn_point.end_state else []
 
     def is_poor(self, trial: Trial) -> bool:
         """Report the value of each epoch to Optuna, and return True if it prunes the trial."""
@@ -278,7 +278,7 @@ class Draws(Grid):
         """Report the result of a trial to Optuna."""
         self._is_stuck = False
         drawn_point = self._points_by_trial[trial.number]
-        drawn_point.end = state
+        drawn_point.end_state = state
         self._tell(drawn_point)
 
     def _tell(self, drawn_point: DrawnPoint) -> None:
@@ -286,13 +286,13 @@ class Draws(Grid):
 
         The next command resumes a stopped one.
         """
-        if drawn_point.end in ("", "stopped"):
+        if drawn_point.end_state in ("", "stopped"):
             return
         value = self._objective.value_in(drawn_point.trial.folder)
         for draw in drawn_point.waiting:
-            if drawn_point.end == "pruned":
+            if drawn_point.end_state == "pruned":
                 self._study.tell(draw, state=TrialState.PRUNED)
-            elif drawn_point.end == "failed" or value is None:
+            elif drawn_point.end_state == "failed" or value is None:
                 self._study.tell(draw, state=TrialState.FAIL)
             else:
                 self._study.tell(draw, value)
