@@ -27,15 +27,15 @@ Store = Callable[[int, Tensor], object]
 class ImageFiles:
     """N image files as uint8 pixels (C, H, W), after `preprocessing`.
 
-    If `preprocessing` has no size, all images must have the size of `first`. `files` are encoded
-    paths, because an array of bytes is sent to worker processes ten times as fast as a list.
-    `mean_bytes` is the average size of a file. `reason` tells users why the images are not decoded
-    in advance.
+    If `preprocessing` has no size, all images must have the size of that at `first_path`. `files`
+    are encoded paths, because an array of bytes is sent to worker processes ten times as fast as a
+    list. `mean_bytes` is the average size of a file. `reason` tells users why the images are not
+    decoded in advance.
     """
 
     files: NDArray[np.bytes_]
     preprocessing: Preprocessing
-    first: str
+    first_path: str
     channels: int
     mean_bytes: float
     reason: str = ""
@@ -52,7 +52,7 @@ class ImageFiles:
     @cached_property
     def _size(self) -> tuple[int, int]:
         return self.preprocessing.size or size_of(
-            decode(self.first, self.channels, self.preprocessing).pixels
+            decode(self.first_path, self.channels, self.preprocessing).pixels
         )
 
     def decode(self, position: int) -> DecodedImage:
@@ -62,7 +62,7 @@ class ImageFiles:
         height, width = image.size
         if self.preprocessing.size is None and (height, width) != self.shape[2:]:
             sizes = (
-                f"{self.first} has {self.shape[2]}x{self.shape[3]} (HxW) "
+                f"{self.first_path} has {self.shape[2]}x{self.shape[3]} (HxW) "
                 f"and {path} {height}x{width}"
             )
             hint = f"set data.image_size, e.g. {min(self.shape[2:])}"
