@@ -24,18 +24,18 @@ class Samples:
 
     Before each sample, the global random states of torch (CPU), NumPy and `random` are set. For
     training they depend on (seed, epoch, row). If `is_evaluated`, they depend on (seed, row), so
-    that all evaluations use the same samples. `no_inputs` (0, C, H, W) and `no_targets` (0, ...)
-    have the shapes and dtypes of all samples. `setting` is the configuration key of the dataset, as
-    used in messages. `labels` int64 has the class numbers of the complete dataset, or is None if
-    they are unknown.
+    that all evaluations use the same samples. `empty_inputs` (0, C, H, W) and `empty_targets`
+    (0, ...) have the shapes and dtypes of all samples. `setting` is the configuration key of the
+    dataset, as used in messages. `labels` int64 has the class numbers of the complete dataset, or
+    is None if they are unknown.
     """
 
     dataset: Dataset[Any]
     rows: Tensor
     setting: str
     is_evaluated: bool
-    no_inputs: Tensor
-    no_targets: Tensor
+    empty_inputs: Tensor
+    empty_targets: Tensor
     labels: Tensor | None = None
     seed: int = 0
     is_streamed = True
@@ -45,12 +45,12 @@ class Samples:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        channels, height, width = self.no_inputs.shape[1:]
+        channels, height, width = self.empty_inputs.shape[1:]
         return len(self), channels, height, width
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.no_inputs.dtype
+        return self.empty_inputs.dtype
 
     @property
     def reason(self) -> str:
@@ -82,8 +82,8 @@ class Samples:
                 set_random_states(seed)
                 one_input, target = pair(self.dataset, row, self.setting)
                 for role, value, reference in (
-                    ("input", one_input, self.no_inputs),
-                    ("target", target, self.no_targets),
+                    ("input", one_input, self.empty_inputs),
+                    ("target", target, self.empty_targets),
                 ):
                     if (value.shape, value.dtype) != (reference.shape[1:], reference.dtype):
                         problem = (
@@ -97,7 +97,7 @@ class Samples:
                 inputs.append(one_input)
                 targets.append(target)
         if not inputs:
-            return self.no_inputs, self.no_targets
+            return self.empty_inputs, self.empty_targets
         return torch.stack(inputs), torch.stack(targets)
 
 
