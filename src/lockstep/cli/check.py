@@ -370,7 +370,7 @@ def _placement(config: Config, images: "Splits", decoding: "Decoding | None") ->
     if decoding.cache is None:
         return f"{size_text(total)} decoded into memory in every run{gpu}"
     state = "up to date" if decoding.open_cache() is not None else "to be decoded once"
-    return f"{size_text(total)} in {decoding.place}, {state}{gpu}"
+    return f"{size_text(total)} in {decoding.cache_folder}, {state}{gpu}"
 
 
 def _steps(config: Config, num_images: int) -> str:

@@ -73,7 +73,7 @@ class Decoding:
         )
 
     @property
-    def place(self) -> Path:
+    def cache_folder(self) -> Path:
         """Return the folder of these images in the cache."""
         assert self.cache is not None
         # The hashes of earlier caches contain the class name View.
@@ -89,7 +89,7 @@ class Decoding:
     @property
     def path(self) -> Path:
         """Return the path of the file with the pixels in the cache."""
-        return self.place / f"{self.table.digest}.rows"
+        return self.cache_folder / f"{self.table.digest}.rows"
 
     @cached_property
     def sizes(self) -> NDArray[np.int32]:
@@ -142,7 +142,11 @@ class Decoding:
         if reason := self.streaming_reason(memory):
             return self.list_splits(reason)
         table = self.load_pixels()
-        place = f"memory-mapped ({self.place})" if self.cache is not None else "decoded in this run"
+        place = (
+            f"memory-mapped ({self.cache_folder})"
+            if self.cache is not None
+            else "decoded in this run"
+        )
         return self._splits(
             lambda rows: Rows(table, torch.from_numpy(rows), place, self.preprocessing)
         )
@@ -217,12 +221,16 @@ class Decoding:
             pixels = self.open_cache()
             if pixels is not None:
                 return pixels
-            count, total, free = len(self.files), self.num_bytes, shutil.disk_usage(self.place).free
+            count, total, free = (
+                len(self.files),
+                self.num_bytes,
+                shutil.disk_usage(self.cache_folder).free,
+            )
             if total > free:
                 raise self._no_space(
                     f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free"
                 )
-            remove_leftovers(self.place, is_deep=False)
+            remove_leftovers(self.cache_folder, is_deep=False)
             progress = Progress(f"Decoding {folder_name}", "images")
 
             with (
@@ -233,7 +241,7 @@ class Decoding:
                 decode_all(
                     self.files, num_cores(), store, lambda num_done: progress.show(num_done, count)
                 )
-            for path in self.place.iterdir():
+            for path in self.cache_folder.iterdir():
                 if not path.name.startswith((f"{self.table.digest}.", ".")):
                     path.unlink(missing_ok=True)  # Processes that have it mapped can still read it.
             print(
@@ -248,12 +256,12 @@ class Decoding:
 
     @contextlib.contextmanager
     def _lock_cache(self) -> Iterator[None]:
-        self.place.mkdir(parents=True, exist_ok=True)
-        if not is_folder_of_user(self.place):
+        self.cache_folder.mkdir(parents=True, exist_ok=True)
+        if not is_folder_of_user(self.cache_folder):
             raise ValueError(
-                f"data.cache={self.cache}: {self.place} belongs to another user: {HINT}"
+                f"data.cache={self.cache}: {self.cache_folder} belongs to another user: {HINT}"
             )
-        with wait_for_lock(self.place / ".lock", f"decodes {self.table.folder.name}"):
+        with wait_for_lock(self.cache_folder / ".lock", f"decodes {self.table.folder.name}"):
             yield
 
     @contextlib.contextmanager
