@@ -28,8 +28,8 @@ def wait_for_lock(path: Path, activity: str) -> AbstractContextManager[object]:
 class Progress:
     """Prints a line of progress every ten seconds."""
 
-    def __init__(self, what: str, unit: str) -> None:
-        self._what = what
+    def __init__(self, activity: str, unit: str) -> None:
+        self._activity = activity
         self._unit = unit
         self._started = self._last = time.monotonic()
 
@@ -43,5 +43,6 @@ class Progress:
             self._last = time_s
             rate = num_done / self.elapsed_s
             print(
-                f"{self._what}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s", flush=True
+                f"{self._activity}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s",
+                flush=True,
             )
