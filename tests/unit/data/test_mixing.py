@@ -64,8 +64,8 @@ def test_cutmix() -> None:
 def test_mixup_and_cutmix() -> None:
     before, draws, found = mixed(4000, mixup=1.0, cutmix=1.0)
     assert draws.boxes is not None
-    assert draws.parts is not None
-    is_cut = draws.parts == ONE
+    assert draws.image_weights is not None
+    is_cut = draws.image_weights == ONE
     assert is_cut.double().mean().item() == pytest.approx(0.5, abs=0.04)  # five standard deviations
     assert (draws.boxes[1] == draws.boxes[0])[~is_cut].all()
     own = (found.inputs == before.inputs[:-1]).flatten(1)

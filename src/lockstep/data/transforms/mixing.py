@@ -23,11 +23,11 @@ ONE = 1 << 16
 class MixDraws(NamedTuple):
     """Random draws for the B samples of a shard.
 
-    `parts` is ONE where CutMix was drawn, and the box is empty where MixUp was drawn.
+    `image_weights` is ONE where CutMix was drawn, and the box is empty where MixUp was drawn.
     """
 
-    weights: Tensor  # float32 (B,), weight of the label of the sample
-    parts: Tensor | None  # float32 (B,), weight of its image in 65536ths; None without MixUp
+    label_weights: Tensor  # float32 (B,), weight of the label of each sample
+    image_weights: Tensor | None  # float32 (B,), in 65536ths; None without MixUp
     boxes: Tensor | None  # int64 (4, B), area covered by the partner; None without CutMix
 
 
@@ -66,15 +66,15 @@ def apply(batch: Batch, draws: MixDraws) -> Batch:
     The batch may also be empty.
     """
     pixels, partner = batch.inputs[:-1], batch.inputs[1:]
-    if draws.parts is not None:
-        image_weights = draws.parts.view(-1, 1, 1, 1)
+    if draws.image_weights is not None:
+        image_weights = draws.image_weights.view(-1, 1, 1, 1)
         mixed = (pixels.float() * image_weights).add_(partner.float().mul_(ONE - image_weights))
         pixels = mixed.add_(ONE / 2).mul_(1 / ONE).to(torch.uint8)  # rounded to nearest
     if draws.boxes is not None:
         pixels = torch.where(
             boxes.box_mask(draws.boxes, *pixels.shape[2:]).unsqueeze(1), partner, pixels
         )
-    mix = Mix(batch.targets[1:], draws.weights)
+    mix = Mix(batch.targets[1:], draws.label_weights)
     return batch._replace(
         inputs=pixels, targets=batch.targets[:-1], indices=batch.indices[:-1], mix=mix
     )
