@@ -76,7 +76,7 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             trained.folder, adapted_config, arguments.overrides, source
         ).config
         if config.cluster.name != "none":
-            is_sweep = bool(trained.others or getattr(options, "predictions", []))
+            is_sweep = bool(trained.other_folders or getattr(options, "predictions", []))
             path = trained.folder.path
             parents = (folder for folder in path.parents if is_sweep and (folder / SWEEP).is_file())
             return _submit(arguments, [str(next(parents, path))], config)

@@ -93,7 +93,7 @@ def evaluate(
             "data": place,
             "split": selection,
             "average": trained.average,
-            "runs": [str(run.path) for run in (trained.folder, *trained.others)],
+            "runs": [str(run.path) for run in (trained.folder, *trained.other_folders)],
             "images": len(images),
             "metrics": {
                 name.removeprefix(f"{split}/"): value for name, value in sorted(metrics.items())
@@ -143,7 +143,7 @@ def _load_data(
         saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
         result = find_images(
             session,
-            (trained.folder, *trained.others),
+            (trained.folder, *trained.other_folders),
             ImageFormat(**saved["image_format"]),
             options.split,
         )

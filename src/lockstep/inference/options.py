@@ -14,15 +14,15 @@ from lockstep.runs.folder import RunFolder
 class TrainedRun:
     """A run, its checkpoint to use, and its configuration, adapted to this machine and checked.
 
-    Its network is averaged with those of the `others`, which have a checkpoint of the same name. If
-    it `is_flipped`, the mirror image of each image is predicted, too. `average` describes what is
-    averaged. It is empty if nothing is.
+    Its network is averaged with those of `other_folders`, which have a checkpoint of the same name.
+    If it `is_flipped`, the mirror image of each image is predicted, too. `average` describes what
+    is averaged. It is empty if nothing is.
     """
 
     folder: RunFolder
     checkpoint: Path
     config: Config
-    others: tuple[RunFolder, ...] = ()
+    other_folders: tuple[RunFolder, ...] = ()
     is_flipped: bool = False
     average: str = ""
 

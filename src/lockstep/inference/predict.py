@@ -131,7 +131,7 @@ def load_network(session: Session, trained: TrainedRun) -> Classifier:
         session = replace(session, config=session.config.model_copy(update={"compile": False}))
     members = [
         _load_member(session, folder.checkpoints / trained.checkpoint.name)
-        for folder in (trained.folder, *trained.others)
+        for folder in (trained.folder, *trained.other_folders)
     ]
     module = members[0]
     if trained.average and not calibration.has_probabilities(module.task):
@@ -227,10 +227,10 @@ def refuse_other_splits(trained: TrainedRun) -> None:
 
     Some of them would then know the images of a split. Every rank must call it.
     """
-    if not trained.others:
+    if not trained.other_folders:
         return
     first, *others = together(
-        lambda: list(map(data_record.recorded_splits, (trained.folder, *trained.others)))
+        lambda: list(map(data_record.recorded_splits, (trained.folder, *trained.other_folders)))
     )
     if any(splits != first for splits in others):
         raise ConfigError(
