@@ -145,43 +145,43 @@ class Trace(L.Callback):
                     "use more images, or a smaller global_batch_size",
                 )
             )
-        for place, module in enumerate(_parts(pl_module)):
+        for shard, module in enumerate(_shard_modules(pl_module)):
             for name, layer in layers(
                 *((module.net, "net") if isinstance(module, Classifier) else (module, ""))
             ):
-                self._hooks.append(layer.register_forward_hook(self._hook(name, place)))
+                self._hooks.append(layer.register_forward_hook(self._hook(name, shard)))
             if isinstance(module, Classifier):
-                self._record_losses(module.task, place)
+                self._record_losses(module.task, shard)
 
-    def _record_losses(self, task: Task, place: int) -> None:
+    def _record_losses(self, task: Task, shard: int) -> None:
         losses = task.losses
 
         def record_losses(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
             result = losses(outputs, batch)
             if task.training:
-                self._record(LOSSES, result[0] if isinstance(result, tuple) else result, place)
+                self._record(LOSSES, result[0] if isinstance(result, tuple) else result, shard)
             return result
 
         task.losses = record_losses
 
-    def _hook(self, layer_name: str, place: int) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, layer_name: str, shard: int) -> Callable[[nn.Module, Any, Any], None]:
         def record(layer: nn.Module, inputs: Any, output: Any) -> None:
             if layer.training and isinstance(output, Tensor):
-                self._record(layer_name, output, place)
+                self._record(layer_name, output, shard)
 
         return record
 
-    def _record(self, name: str, values: Tensor, place: int) -> None:
+    def _record(self, name: str, values: Tensor, shard: int) -> None:
         """Record values with a row for each sample.
 
         A layer that is used again gets a number.
         """
-        if values.dim() and len(values) == self._sizes[place]:
+        if values.dim() and len(values) == self._sizes[shard]:
             number = sum(
                 recorded_name.partition(", call ")[0] == name
-                for recorded_name in self._values[place]
+                for recorded_name in self._values[shard]
             )
-            self._values[place][f"{name}, call {number + 1}" if number else name] = rows(
+            self._values[shard][f"{name}, call {number + 1}" if number else name] = rows(
                 values.detach()
             )
 
@@ -197,8 +197,8 @@ class Trace(L.Callback):
             [len(shard_batch.indices) for shard_batch in shard_batches],
         )
         self._is_step = False
-        for place, shard_batch in enumerate(shard_batches):
-            self._record(INPUTS, shard_batch.inputs, place)  # These inputs are augmented.
+        for shard, shard_batch in enumerate(shard_batches):
+            self._record(INPUTS, shard_batch.inputs, shard)  # These inputs are augmented.
 
     @override
     def on_before_optimizer_step(
@@ -261,7 +261,7 @@ class Trace(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for hook in self._hooks:
             hook.remove()
-        for module in _parts(pl_module):
+        for module in _shard_modules(pl_module):
             if isinstance(module, Classifier):
                 del module.task.losses
 
@@ -270,7 +270,7 @@ def _virtual(module: L.LightningModule) -> VirtualParts[Classifier] | None:
     return module.virtual if isinstance(module, Classifier) else None
 
 
-def _parts(module: L.LightningModule) -> Sequence[L.LightningModule]:
+def _shard_modules(module: L.LightningModule) -> Sequence[L.LightningModule]:
     virtual = _virtual(module)
     return [module] if virtual is None else virtual.modules
 
