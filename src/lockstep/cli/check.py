@@ -340,8 +340,10 @@ def _use(images: "Splits", decoding: "Decoding | None", sizes: Sequence[tuple[in
         )
     num_smaller = sum(decoding.preprocessing.scaled_size(*size) > size for size in sizes)
     enlarged_text = f"; {num_smaller:,} smaller, to be enlarged" if num_smaller else ""
-    color_text = "RGB" if decoding.channels == 3 else "grayscale"
-    return f"{color_text} {decoding.preprocessing.text}{enlarged_text}"
+    return (
+        f"{'RGB' if decoding.channels == 3 else 'grayscale'} "
+        f"{decoding.preprocessing.text}{enlarged_text}"
+    )
 
 
 def _placement(config: Config, images: "Splits", decoding: "Decoding | None") -> str:

@@ -261,10 +261,17 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
     if errors:
         raise ConfigError(*errors)
-    options = {"name": job.name, "task": job.task, "command": job.command, "is_head": job.is_head}
     with interruptible():
         return submit_all(
-            [folder], [config], base=folder, old_code=old_code, cwd=Path(job.cwd), **options
+            [folder],
+            [config],
+            base=folder,
+            name=job.name,
+            task=job.task,
+            command=job.command,
+            is_head=job.is_head,
+            old_code=old_code,
+            cwd=Path(job.cwd),
         )[0]
 
 

@@ -53,8 +53,9 @@ class JobPool:
 
     def _submit(self, trial: Trial, task: str) -> Record:
         folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
-        options = {"base": base, "name": config.run_name, "task": task, "old_code": self._code}
-        (record,) = submission.submit_all([folder], [config], **options)
+        (record,) = submission.submit_all(
+            [folder], [config], base=base, name=config.run_name, task=task, old_code=self._code
+        )
         self._code = Path(record.code)
         return record
 

@@ -48,7 +48,6 @@ def verify(
     *,
     stop_after: int | None,
     part: int,
-    num_threads: int | None,
 ) -> int:
     """Train the run in `folder` and write a trace. Returns the exit code.
 
@@ -56,8 +55,6 @@ def verify(
     after this step and exits. If it is None, it trains to the end and tests.
     """
     config = config_file.load(folder.config)
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
     with open_session(folder, config, world) as session:
         session, data, module, first_callbacks = prepare_training(session, is_new=not part)
         sections = [section for section in config.callbacks.values() if section is not None]

@@ -41,13 +41,6 @@ LOG = "terminal.log"
 KINDS = ("weights", "statistics", "metrics")
 
 
-def _verify(folder: RunFolder, world: World | None, flag: SignalFlag, **options: Any) -> int:
-    """Train one part of a variant in a worker, which imports torch."""
-    from lockstep.training import exactness_check
-
-    return exactness_check.verify(folder, world, flag, **options)
-
-
 class Part(NamedTuple):
     """Some steps of a training.
 
@@ -58,6 +51,19 @@ class Part(NamedTuple):
     worker_weights: tuple[int, ...]
     stop_after: int | None = None
     num_threads: int | None = None  # of each worker
+
+
+def _verify(
+    folder: RunFolder, world: World | None, flag: SignalFlag, *, part: Part, number: int
+) -> int:
+    """Train one part of a variant in a worker, which imports torch."""
+    import torch
+
+    from lockstep.training import exactness_check
+
+    if part.num_threads is not None:
+        torch.set_num_threads(part.num_threads)
+    return exactness_check.verify(folder, world, flag, stop_after=part.stop_after, part=number)
 
 
 NUM_VIRTUAL = 4  # number of virtual shards if the configuration has none
@@ -194,12 +200,7 @@ class Verification:
         checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(self._config.init_from))
         for number, part in enumerate(VARIANTS[variant]):
             config_file.save(self._config_of(part), folder.config)
-            options = {
-                "stop_after": part.stop_after,
-                "part": number,
-                "num_threads": part.num_threads,
-            }
-            job = Job(_verify, folder, options)
+            job = Job(_verify, folder, {"part": part, "number": number})
             if code := parent.run_workers(
                 job, len(part.worker_weights), self._signals, log=folder.path / LOG
             ):
