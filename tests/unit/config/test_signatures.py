@@ -88,7 +88,7 @@ def test_find_missing(target: str, what: str, near: str | None) -> None:
     signatures.find("written.Circle")
     with pytest.raises(Missing, match=what) as caught:
         signatures.find(target)
-    assert near is None or near in caught.value.known
+    assert near is None or near in caught.value.existing_names
 
 
 def errors(**section: Any) -> list[str]:

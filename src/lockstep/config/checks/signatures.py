@@ -48,11 +48,11 @@ class Signature:
 
 
 class Missing(LookupError):
-    """The package, module or `name` does not exist; `known` are the existing names."""
+    """The package, module or `name` does not exist; `existing_names` are those that do."""
 
-    def __init__(self, message: str, name: str, known: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, name: str, existing_names: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.name, self.known = name, tuple(known)
+        self.name, self.existing_names = name, tuple(existing_names)
 
 
 def is_there(package: str) -> bool:
@@ -253,7 +253,7 @@ def _find_signature(key: str, target: str) -> Errors:
                 similar_name if component == error.name else component
                 for component in target.split(".")
             )
-            for similar_name in near_names(error.name, error.known)
+            for similar_name in near_names(error.name, error.existing_names)
         ]
         hint = "correct the name, or install the package"
         # Each worker has another `__main__`.
