@@ -102,7 +102,7 @@ class FrozenFeatures(L.Callback):
             broadcast([*module.parameters(), *module.buffers()])
         record = _record(config, module, pixels["val"][torch.arange(min(2, len(pixels["val"])))])
         path, digests = _path(session, module), _digests(session, pixels)
-        places = {
+        sources = {
             digest: (pixels[split], row)
             for split, split_digests in digests.items()
             for row, digest in enumerate(split_digests)
@@ -119,11 +119,11 @@ class FrozenFeatures(L.Callback):
                 None,
             )
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
-            missing = sorted(set().union(*gather_objects(places.keys() - _rows(table).keys())))
+            missing = sorted(set().union(*gather_objects(sources.keys() - _rows(table).keys())))
             if missing:
                 requested = partial(stop.request, trainer) if stop else int
                 computed_records, request = _compute(
-                    session, module, places, missing, record, path, requested
+                    session, module, sources, missing, record, path, requested
                 )
                 is_writer = session.local_rank == 0
                 _on_disk(
@@ -281,7 +281,7 @@ def _rows(table: NDArray[Any]) -> dict[bytes, int]:
 def _compute(
     session: Session,
     module: Classifier,
-    places: Mapping[bytes, tuple[Pixels, int]],
+    sources: Mapping[bytes, tuple[Pixels, int]],
     missing: list[bytes],
     record: np.dtype[Any],
     path: Path | None,
@@ -302,12 +302,12 @@ def _compute(
             f"{plural(len(missing), 'image')} by {session.config.model.arguments()['name']}: "
             f"{width:,} numbers each"
         )
-        place = f"{path or 'memory'} ({size_text(table.nbytes)})"
-        print_line(terminal(), f"Features of {description}, into {place}")
+        destination = f"{path or 'memory'} ({size_text(table.nbytes)})"
+        print_line(terminal(), f"Features of {description}, into {destination}")
 
     def read(chunk: list[bytes]) -> Tensor:
         return torch.cat(
-            [pixels[torch.tensor([row])] for pixels, row in map(places.__getitem__, chunk)]
+            [pixels[torch.tensor([row])] for pixels, row in map(sources.__getitem__, chunk)]
         )
 
     progress, request, start = Progress("Computing features", "images"), 0, 0

@@ -33,7 +33,7 @@ def order(classes: Tensor, sizes: Tensor, source: torch.Generator) -> Tensor:
     shuffled = torch.randperm(len(classes), generator=source)
     by_class = shuffled[classes[shuffled].argsort(stable=True)]
     # This is the position of each image within its class.
-    place = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    offset = torch.arange(len(by_class)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     size, count = sizes.repeat_interleave(counts), counts.repeat_interleave(counts)
-    positions = by_class.repeat_interleave(size // count + (place < size % count))
+    positions = by_class.repeat_interleave(size // count + (offset < size % count))
     return positions[torch.randperm(len(positions), generator=source)]

@@ -23,15 +23,15 @@ MIN_DISTANCE = 0.0001
 class Duplicate(NamedTuple):
     """An image that has a duplicate or near-duplicate.
 
-    `split` is the split it is in, which may be that of a fold. `place` is its split and position in
-    the inspection, and `target` is its target as text. `burst` is the group, split and target of
-    the image, or None without groups.
+    `split` is the split it is in, which may be that of a fold. `split_position` is its split and
+    position in the inspection, and `target` is its target as text. `burst` is the group, split and
+    target of the image, or None without groups.
     """
 
     split: str
     name: str
     target: str
-    place: tuple[str, int]
+    split_position: tuple[str, int]
     inspected_image: InspectedImage
     burst: tuple[str, str, str] | None
 

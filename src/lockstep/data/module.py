@@ -147,10 +147,10 @@ class ImageData(L.LightningDataModule):
         processes = plural(self._num_workers, "process", "processes")
         if is_streamed(pixels):
             return f"streamed by {processes} ({pixels.reason})"
-        place = (
+        storage = (
             "in host memory" if isinstance(pixels, Tensor) else f"in host memory, {pixels.reason}"
         )
-        return f"{place}, transformed by {processes}" if self._makes_train else place
+        return f"{storage}, transformed by {processes}" if self._makes_train else storage
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

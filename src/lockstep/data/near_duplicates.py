@@ -91,8 +91,8 @@ def _candidates(gray: Tensor, show: Callable[[int, int], None]) -> Iterator[Tens
         show(start, len(gray))
         for crop in _vectors(block, COARSE, 8):
             similarities, neighbors = map(torch.from_numpy, index.search(crop, MAX_CANDIDATES + 1))
-            rows, places = (similarities >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
-            pairs = torch.stack([rows + start, neighbors[rows, places]], 1)
+            rows, columns = (similarities >= 1 - MAX_COARSE_DISTANCE).nonzero(as_tuple=True)
+            pairs = torch.stack([rows + start, neighbors[rows, columns]], 1)
             yield pairs[pairs[:, 0] != pairs[:, 1]]
 
 
@@ -140,12 +140,12 @@ def _vectors(
     """
     images = gray.float()
     for fraction, number in crops:
-        places = [
-            _area_means(side, fraction, place / max(number - 1, 1)) for place in range(number)
+        area_means = [
+            _area_means(side, fraction, position / max(number - 1, 1)) for position in range(number)
         ]
-        for vertical in places:
+        for vertical in area_means:
             lines = vertical @ images
-            for horizontal in places:
+            for horizontal in area_means:
                 pixels = (lines @ horizontal.T).unsqueeze(1)
                 if sharpness:
                     pixels = pixels - sharpness * F.avg_pool2d(
@@ -155,13 +155,13 @@ def _vectors(
                 yield F.normalize(vectors - vectors.mean(1, keepdim=True), dim=1)
 
 
-def _area_means(side: int, fraction: float, place: float) -> Tensor:
+def _area_means(side: int, fraction: float, position: float) -> Tensor:
     """Return the matrix (side, SIDE) that averages over the areas of a crop.
 
-    `place` is 0 for the first crop and 1 for the last one.
+    `position` is 0 for the first crop and 1 for the last one.
     """
     length = SIDE * fraction / side
-    low = (SIDE - SIDE * fraction) * place + length * torch.arange(side).unsqueeze(1)
+    low = (SIDE - SIDE * fraction) * position + length * torch.arange(side).unsqueeze(1)
     pixels = torch.arange(SIDE)
     overlaps = torch.minimum(low + length, pixels + 1) - torch.maximum(low, pixels)
     return overlaps.clamp(min=0) / length

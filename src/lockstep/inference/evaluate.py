@@ -84,13 +84,12 @@ def evaluate(
                     "unsupported", "--pictures", "needs one prediction for each image", "remove it"
                 )
             )
-        place = redact(
-            config.data.arguments().get("file") or config.data.root or config.data.target
-        )
         result: dict[str, Any] = {
             "run": str(trained.folder.path),
             "checkpoint": str(trained.checkpoint),
-            "data": place,
+            "data": redact(
+                config.data.arguments().get("file") or config.data.root or config.data.target
+            ),
             "split": selection,
             "average": trained.average,
             "runs": [str(run.path) for run in (trained.folder, *trained.other_folders)],

@@ -59,7 +59,7 @@ class VirtualParts(Generic[Module]):
         """Call `work` with the module of each virtual shard, in its thread."""
         if len(self.modules) != self.shards.num_parts:
             self._copy()
-        return self.shards.run(lambda place: work(self.modules[place]))
+        return self.shards.run(lambda shard: work(self.modules[shard]))
 
     def each_part(self, work: Callable[[Module, Batch], T], batch: Batch) -> list[T]:
         """Call `work` with the module and the batch of each virtual shard, in its thread."""
@@ -68,7 +68,7 @@ class VirtualParts(Generic[Module]):
         shard_batches = self.shards.split(batch)
         for module in self.modules[1:]:
             _follow(module, self._module)
-        return self.shards.run(lambda place: work(self.modules[place], shard_batches[place]))
+        return self.shards.run(lambda shard: work(self.modules[shard], shard_batches[shard]))
 
     def loss(self, work: Callable[[Module, Batch], Tensor], batch: Batch) -> Tensor:
         """Return the sum of the losses of the virtual shards.
@@ -89,7 +89,7 @@ class VirtualParts(Generic[Module]):
             ):
                 parameter.grad = None
         self._is_joined = False
-        self.shards.run(lambda place: losses[place].backward(gradient))
+        self.shards.run(lambda shard: losses[shard].backward(gradient))
 
     def join_gradients(self) -> None:
         """Give the module the mean gradients of all virtual shards. Every rank must call it."""

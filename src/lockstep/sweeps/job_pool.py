@@ -52,9 +52,14 @@ class JobPool:
         return True
 
     def _submit(self, trial: Trial, task: str) -> Record:
-        folder, config, base = trial.folder, self._configs[trial.number], self._ledger.stop_flag
+        config = self._configs[trial.number]
         (record,) = submission.submit_all(
-            [folder], [config], base=base, name=config.run_name, task=task, old_code=self._code
+            [trial.folder],
+            [config],
+            base=self._ledger.stop_flag,
+            name=config.run_name,
+            task=task,
+            old_code=self._code,
         )
         self._code = Path(record.code)
         return record

@@ -142,13 +142,13 @@ class Decoding:
         if reason := self.streaming_reason(memory):
             return self.list_splits(reason)
         table = self.load_pixels()
-        place = (
+        reason = (
             f"memory-mapped ({self.cache_folder})"
             if self.cache is not None
             else "decoded in this run"
         )
         return self._splits(
-            lambda rows: Rows(table, torch.from_numpy(rows), place, self.preprocessing)
+            lambda rows: Rows(table, torch.from_numpy(rows), reason, self.preprocessing)
         )
 
     def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:

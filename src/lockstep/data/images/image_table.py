@@ -135,9 +135,20 @@ def list_classes(
     )
     # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
-    place = f"data.root={root}", folder, names, states, digest, origin
-    groups = group_names(place[0], group, paths, names if is_other else None)
-    return ImageTable(*place, np.array(labels), classes, splits, groups)
+    setting = f"data.root={root}"
+    groups = group_names(setting, group, paths, names if is_other else None)
+    return ImageTable(
+        setting,
+        folder,
+        names,
+        states,
+        digest,
+        origin,
+        np.array(labels),
+        classes,
+        splits,
+        groups,
+    )
 
 
 def group_names(

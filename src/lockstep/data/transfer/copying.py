@@ -81,25 +81,28 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
     Returns the path of the copy below the folder, and the digest of its files. Raises ValueError.
     """
     name = name_of(files.origin)
-    place = folder / f"{name}-{files.key[:12]}"
+    copy_folder = folder / f"{name}-{files.key[:12]}"
     with explain_errors(f"{setting}: {files.origin} cannot be copied"):
         folder.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(folder / f".{name}.lock", f"copies {name}"):
-            if os.path.lexists(place) and not is_folder_of_user(place):
-                raise PermissionError(f"{place} belongs to another user, use a folder of your own")
+            if os.path.lexists(copy_folder) and not is_folder_of_user(copy_folder):
+                raise PermissionError(
+                    f"{copy_folder} belongs to another user, use a folder of your own"
+                )
             record = read_record(
-                place / name, [*files.paths], states_of(place / name, [*files.paths])[0]
+                copy_folder / name, [*files.paths], states_of(copy_folder / name, [*files.paths])[0]
             )
             # There is no record, it is damaged, or a process was killed while copying.
             if not record:
-                shutil.rmtree(place, ignore_errors=True)
-                record = _fetch(files, place, name)
+                shutil.rmtree(copy_folder, ignore_errors=True)
+                record = _fetch(files, copy_folder, name)
             elif not files.digest:
                 print(
-                    f"Reading the copy of {files.origin}: delete {place} to download it again",
+                    f"Reading the copy of {files.origin}: "
+                    f"delete {copy_folder} to download it again",
                     flush=True,
                 )
-    return f"{place.name}/{name}", record["digest"]
+    return f"{copy_folder.name}/{name}", record["digest"]
 
 
 def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
@@ -164,7 +167,7 @@ def explain_errors(problem: str) -> Iterator[None]:
         raise ValueError(f"{problem} ({message}): {hint}") from None
 
 
-def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
+def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
     """Copy files, and return their record.
 
     A second name of a file becomes a link, so that both names are one image.
@@ -179,7 +182,7 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
             raise ValueError(
                 f"{file} is not below {files.origin}: set data.root to a folder of all files"
             )
-        target = place / name / file
+        target = copy_folder / name / file
         target.parent.mkdir(parents=True, exist_ok=True)
         original = originals.setdefault(path, target)
         if original != target:
@@ -193,7 +196,7 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
         ):
             progress.show(count, len(originals))
     print(f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
-    states = states_of(place / name, [*files.paths])[0][:, :2].tolist()
+    states = states_of(copy_folder / name, [*files.paths])[0][:, :2].tolist()
     contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in originals.values())
     digest = files.digest or copied_digest([*files.paths], [*contents])
     record = {
@@ -201,5 +204,5 @@ def _fetch(files: Files, place: Path, name: str) -> dict[str, str]:
         "digest": digest,
         "files": copied_digest([*files.paths], states),
     }
-    write_json(place / COPY_RECORD, record)
+    write_json(copy_folder / COPY_RECORD, record)
     return record

@@ -115,16 +115,16 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
     low, high = torch.aminmax(wide, dim=1, keepdim=True)
     red, green, blue = wide.split(1, 1)
     chroma = high - low
-    place = torch.where(high == green, blue - red + 2 * chroma, red - green + 4 * chroma)
-    place = (
-        torch.where(high == red, green - blue, place)
+    position = torch.where(high == green, blue - red + 2 * chroma, red - green + 4 * chroma)
+    position = (
+        torch.where(high == red, green - blue, position)
         .mul_(1000)
         .add_(shifts.float().view(-1, 1, 1, 1) * chroma)
     )
     centers = torch.arange(0, 6000, 2000, device=images.device).view(1, 3, 1, 1)
     # Distances are up to 9 sixths, and are taken the short way around the wheel.
     third = 3000 * chroma
-    distances = (place - centers * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
+    distances = (position - centers * chroma).abs_().sub_(third).abs_().sub_(third).abs_()
     above = (2000 * chroma).sub(distances).clamp_(min=0).minimum(1000 * chroma)
     return _divide(above.add_(500), 1000).add_(low).to(torch.uint8)  # rounded to nearest
 
