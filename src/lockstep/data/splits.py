@@ -70,7 +70,7 @@ def shorten_lines(lines: Sequence[str]) -> str:
 
 def makes_targets(pixels: Pixels) -> TypeGuard[Any]:
     """Return whether the pixels are `Samples` of a Dataset, which make inputs with targets."""
-    return hasattr(pixels, "no_targets")
+    return hasattr(pixels, "empty_targets")
 
 
 def is_streamed(pixels: Pixels) -> TypeGuard[LazyPixels]:

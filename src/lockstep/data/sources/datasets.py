@@ -226,7 +226,7 @@ def _statistics(
     if mean is not None and std is not None:
         if not is_bytes:
             problem = (
-                f"normalizes uint8 images, and data.train has {shape_text(samples.no_inputs, 1)}"
+                f"normalizes uint8 images, and data.train has {shape_text(samples.empty_inputs, 1)}"
             )
             raise ValueError(
                 f"data.mean={list(mean)} {problem}: "
