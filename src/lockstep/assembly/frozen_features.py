@@ -54,19 +54,19 @@ class FrozenFeatures(L.Callback):
     """Serves features in place of images from the start of a fit, when the weights are loaded."""
 
     def __init__(self, session: Session) -> None:
-        self._here = session
+        self._session = session
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._serve(trainer, pl_module, self._here, ("train", "val", "test"))
+        self._serve(trainer, pl_module, self._session, ("train", "val", "test"))
 
     @override
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Serve features in float32 for the steps after a training in another precision."""
         end_training_precision(trainer, pl_module)
-        if self._here.precision not in ("float32", "float64"):
+        if self._session.precision not in ("float32", "float64"):
             self._serve(
-                trainer, pl_module, replace(self._here, precision="float32"), ("val", "test")
+                trainer, pl_module, replace(self._session, precision="float32"), ("val", "test")
             )
 
     @torch.no_grad()
