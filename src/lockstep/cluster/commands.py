@@ -45,7 +45,7 @@ def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
     records = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         records = jobs.select_jobs(records, arguments.names or ["latest"])
-    return jobs.look(
+    return jobs.read_jobs(
         records, is_slurm_needed=arguments.function not in (_list, _show, waiting.result)
     )
 

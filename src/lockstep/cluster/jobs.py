@@ -145,7 +145,7 @@ def select_jobs(records: Sequence[Recorded], names: Sequence[str]) -> list[Recor
     return list(jobs_by_id.values())
 
 
-def look(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
+def read_jobs(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[Job]:
     """Return the jobs with their present states.
 
     If SLURM does not answer, raise ValueError if `is_slurm_needed`, else print the error.
@@ -181,13 +181,13 @@ def look(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> list[J
 def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
     """Return the present jobs of those runs that were submitted.
 
-    Raises ValueError like `record.read` and `look`.
+    Raises ValueError like `record.read` and `read_jobs`.
     """
     records = [
         (DiscoveredRun("", display_path(folder.path), folder), record.read(folder))
         for folder in folders
     ]
-    return look([(run, job_record) for run, job_record in records if job_record is not None])
+    return read_jobs([(run, job_record) for run, job_record in records if job_record is not None])
 
 
 def cancel(jobs: Sequence[Job]) -> None:

@@ -19,7 +19,9 @@ def stop(run: str, reason: str) -> int:
     if (Path(run) / SWEEP).is_file():
         folder = RunFolder(Path(run).resolve())
         permissions.need_made_here(folder, STOP_IT)
-        live_jobs = [job for job in jobs.look(jobs.recorded_jobs([folder.path])) if job.is_live]
+        live_jobs = [
+            job for job in jobs.read_jobs(jobs.recorded_jobs([folder.path])) if job.is_live
+        ]
         is_running, state = bool(live_jobs) or folder.is_locked() is not False, ""
         target, subject = f"the sweep in {naming.display_path(folder.path)}", "each trial"
     else:
