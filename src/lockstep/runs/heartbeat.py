@@ -146,5 +146,5 @@ def end_of(folder: RunFolder, rank: int, process_name: str, code: int) -> str:
     if not frames:
         return f"{line}\n"
     inner_frame = (tracebacks.project_frames(stack) or frames)[0]
-    lines = [f"{line}, in {tracebacks.place(inner_frame)}", "Most recent call first:"]
+    lines = [f"{line}, in {tracebacks.frame_location(inner_frame)}", "Most recent call first:"]
     return "\n".join([*lines, *(frame[0] for frame in frames)]) + "\n"

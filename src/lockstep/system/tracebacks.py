@@ -40,7 +40,7 @@ def project_frames(traceback_text: str) -> list[re.Match[str]]:
     ]
 
 
-def place(frame: re.Match[str]) -> str:
+def frame_location(frame: re.Match[str]) -> str:
     """Format a frame as net.py:12 (forward).
 
     The path is relative to the current folder if it is below it.
@@ -83,7 +83,7 @@ def shorten(failure_text: str) -> str:
     if not project_traceback:
         return failure_text
     frames = [
-        f"  {place(frame)}\n    {frame['source'] or ''}".rstrip()
+        f"  {frame_location(frame)}\n    {frame['source'] or ''}".rstrip()
         for frame in project_frames(project_traceback)[-MAX_FRAMES:]
     ]
     return "\n".join(
@@ -128,7 +128,7 @@ def _last_project_traceback(failure_text: str) -> str:
 
 def _source(traceback_text: str) -> str:
     frames = project_frames(traceback_text)
-    return f", in {place(frames[-1])}: {frames[-1]['source']}" if frames else ""
+    return f", in {frame_location(frames[-1])}: {frames[-1]['source']}" if frames else ""
 
 
 def _error(failure_text: str) -> list[str]:
