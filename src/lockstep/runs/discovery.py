@@ -287,7 +287,7 @@ def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dic
 
 
 def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
-    """Return the facts of `look` with the metrics of one epoch, `metrics_epoch`, and of the test.
+    """Return the facts of `read_run`, with metrics of the test and of one epoch, `metrics_epoch`.
 
     For a finished run it is the best epoch, whose network was tested. Otherwise it is the newest
     complete one.

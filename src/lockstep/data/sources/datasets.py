@@ -116,22 +116,22 @@ def dataset(
 
     def images(split: str) -> Images:
         source = split if split in datasets else "train"
-        no_inputs, no_targets = first_samples[source]
+        empty_inputs, empty_targets = first_samples[source]
         source_labels = labels if source == "train" else None
         samples = Samples(
             datasets[source],
             rows[split],
             f"data.{source}",
             split != "train",
-            no_inputs,
-            no_targets,
+            empty_inputs,
+            empty_targets,
             source_labels,
         )
         source_rows, source_groups = rows[split].tolist(), groups[source]
         names = tuple(f"{source}/{row}" for row in source_rows)
         return Images(
             samples,
-            no_targets,
+            empty_targets,
             names,
             None if source_groups is None else [source_groups[row] for row in source_rows],
         )
