@@ -89,7 +89,6 @@ FOREIGN_NAMES = (
     ("seed_everything manual_seed random_seed", "seed=..."),
     ("workerload", "trainer.worker_weights=[3,1]"),
     ("trainer.loads loads", "trainer.worker_weights=[3,1] (the name since 0.3)"),
-    ("data.background=grey", "data.background=gray (the spelling since 0.3)"),
     ("notify", "`lockstep train ...; ./tell` (notify was removed in 0.3)"),
     (
         "data.copy_remove",
