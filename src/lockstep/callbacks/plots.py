@@ -38,7 +38,7 @@ MAX_CLASSES = 40  # If there are more classes, the least accurate ones are shown
 MAX_CLASSES_WITH_NUMBERS = 20  # classes of a matrix with numbers
 NUM_COLUMNS = 6
 # These are the heights of the title of a grid, of an image and of a line below it, in inches.
-GRID_TOP, PICTURE, CAPTION = 0.42, 1.1, 0.125
+GRID_TOP, IMAGE_SIDE, CAPTION = 0.42, 1.1, 0.125
 GAP = 0.04  # inches between two images of one stack
 DPI = 130
 SIDE = 240  # pixels of a file in a sheet
@@ -72,7 +72,7 @@ def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], titl
     fig = new_figure(side, width=side + 0.9)
     ax = fig.subplots()
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    picture = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
+    heatmap = ax.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= MAX_CLASSES_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
             if count:
@@ -93,7 +93,7 @@ def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], titl
         else f": the {len(class_indices)} least accurate of {len(class_names):,} classes"
     )
     ax.set_title(title + of_all)
-    bar = fig.colorbar(picture, ax=ax, shrink=0.6, label="fraction of the true class")
+    bar = fig.colorbar(heatmap, ax=ax, shrink=0.6, label="fraction of the true class")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return fig
 
@@ -160,7 +160,7 @@ def image_grid(
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
     num_rows, cell = (
         -(-len(captions) // NUM_COLUMNS),
-        (PICTURE + GAP) * len(stacks) + CAPTION * num_lines + 0.09,
+        (IMAGE_SIDE + GAP) * len(stacks) + CAPTION * num_lines + 0.09,
     )
     height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
@@ -183,10 +183,10 @@ def image_grid(
                     .astype(np.uint8)
                 )
             tall, half_width = (
-                PICTURE * side / max(pixels.shape[:2])
+                IMAGE_SIDE * side / max(pixels.shape[:2])
                 for side in (pixels.shape[0], pixels.shape[1] / 2)
             )
-            extent = (x - half_width, x + half_width, y + PICTURE, y + PICTURE - tall)
+            extent = (x - half_width, x + half_width, y + IMAGE_SIDE, y + IMAGE_SIDE - tall)
             ax.imshow(
                 pixels,
                 "gray",
@@ -196,7 +196,7 @@ def image_grid(
                 extent=extent,
                 aspect="auto",
             )
-            y += PICTURE + GAP
+            y += IMAGE_SIDE + GAP
         color = DARK if is_hit else RED
         ax.text(x, y, caption, ha="center", va="top", fontsize=7.5, color=color)
     return fig
@@ -215,7 +215,7 @@ def write_sheet(
         image_grid(stacks, captions, is_right, title).savefig(file, format="png", dpi=DPI)
 
 
-def picture(pixels: Pixels, position: int) -> Image:
+def image_at(pixels: Pixels, position: int) -> Image:
     """Return an image (C, H, W) for people. An image file is shown completely, scaled to SIDE."""
     if isinstance(pixels, ImageFiles):
         pixels = replace(

@@ -228,7 +228,7 @@ def _draw_pairs(path: Path, images: "Splits", duplicates: Sequence["Duplicates"]
         for stack, (split, image_name, target, (part_name, position), *_) in zip(
             stacks, duplicate.images, strict=False
         ):
-            stack.append(plots.picture(images.by_name[part_name].pixels, position))
+            stack.append(plots.image_at(images.by_name[part_name].pixels, position))
             lines += [
                 plots.short_name(image_name, 20, is_end=True),
                 plots.short_name(f"{split}, {target}", 20),

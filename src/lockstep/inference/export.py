@@ -248,15 +248,15 @@ def _pictures(images: Images) -> Iterator[Tensor]:
         torch.linspace(0, len(images) - 1, min(NUM_CHECKED, len(images))).long().split(1)
     ):
         if isinstance(images.pixels, ImageFiles):
-            picture = images.pixels.decode(int(position)).pixels.unsqueeze(0)
+            image = images.pixels.decode(int(position)).pixels.unsqueeze(0)
         else:
-            picture = images.pixels[position]
-        if picture.is_floating_point():
-            picture = picture.float()
-        elif picture.shape[1:] == images.pixels.shape[1:]:
-            height, width = size_of(picture)
-            picture = resize(picture, (2 * height + 1, 2 * width - 1))
-        yield picture
+            image = images.pixels[position]
+        if image.is_floating_point():
+            image = image.float()
+        elif image.shape[1:] == images.pixels.shape[1:]:
+            height, width = size_of(image)
+            image = resize(image, (2 * height + 1, 2 * width - 1))
+        yield image
 
 
 def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
@@ -322,7 +322,7 @@ def _differences(
     exported: Exported,
     running: Running,
     number: int,
-    picture: Tensor,
+    image: Tensor,
 ) -> Tensor:
     """Return the largest differences to `predict`.
 
@@ -330,7 +330,7 @@ def _differences(
     Every other image is in a batch with its mirror image. A different answer counts as a difference
     of 1.
     """
-    images = torch.cat([picture, picture.flip(3)])[: 1 + number % 2]
+    images = torch.cat([image, image.flip(3)])[: 1 + number % 2]
     scaled = exported.preprocessing.scale(images)
     reference = predict.predictions(module, exported.preprocessing.crop(scaled))
     differences = [_difference(exported, running(batch), reference) for batch in (scaled, images)]

@@ -135,7 +135,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
             f"score {score:.4f}",
         ]
         captions.append("\n".join(lines))
-    pictures = [plots.picture(*locations[row[0]]) for row in rows]
+    pictures = [plots.image_at(*locations[row[0]]) for row in rows]
     plots.write_sheet(path, [pictures], captions, [not row[4] for row in rows], title)
 
 
