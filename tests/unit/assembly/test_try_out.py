@@ -58,7 +58,7 @@ def refuse(config: Config, task: Task, outputs: Tensor, **parts: Any) -> None:
         )
         for name, targets in parts.items()
     }
-    data: Any = SimpleNamespace(splits=SimpleNamespace(parts=images))
+    data: Any = SimpleNamespace(splits=SimpleNamespace(by_name=images))
     refuse_targets(config, data, classifier(nn.Identity(), task), outputs)
 
 
@@ -178,7 +178,7 @@ def dataset_parts(*names: str, classes: Tensor | None = None) -> tuple[Any, Clas
         name: Images(samples, CLASSES[:0], [f"{name}/{row}" for row in range(COUNT)])
         for name in names
     }
-    data: Any = SimpleNamespace(splits=SimpleNamespace(parts=parts))
+    data: Any = SimpleNamespace(splits=SimpleNamespace(by_name=parts))
     return data, classifier(nn.Identity())
 
 

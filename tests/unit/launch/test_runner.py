@@ -52,7 +52,9 @@ def test_fold_reported_once_unlocked(
     monkeypatch.setattr(worker, "import_training", lambda: None)
     monkeypatch.setattr(parent, "run_workers", train)
     monkeypatch.setattr(runner, "outer_world", lambda environ: world)
-    group = SimpleNamespace(meet=lambda *args: None, shared_folder=lambda run, config, place: run)
+    group = SimpleNamespace(
+        connect_ranks=lambda *args: None, shared_folder=lambda run, config, place: run
+    )
     # which imports torch
     monkeypatch.setitem(sys.modules, "lockstep.assembly.process_group", group)
     assert runner.resume(folder, config) == (folder, code)

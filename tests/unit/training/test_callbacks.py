@@ -74,7 +74,7 @@ def test_mlflow_service_fails(
     overrides = [*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={tmp_path / 'mlruns'}"]
     config = validation.check_config(compose.compose_config(overrides))
     here: Any = SimpleNamespace(
-        folder=RunFolder(tmp_path / "run"), rank=0, config=config, held=contextlib.ExitStack()
+        folder=RunFolder(tmp_path / "run"), rank=0, config=config, exit_stack=contextlib.ExitStack()
     )
     section: Any = config.logger["mlflow"]
     logger: Any = observers._logger(here, "mlflow", section, 0)
