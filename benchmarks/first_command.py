@@ -1,174 +1,171 @@
-"""Time the README's first command, a plain Lightning script, and lightly-train.
+"""Compare the first command of Lockstep, a plain Lightning script, and lightly-train.
 
-Each is timed in seconds from start to exit.
+    python -m benchmarks.first_command PYTHON CIFAR digits
+    python -m benchmarks.first_command PYTHON CIFAR photographs
 
-    python -m benchmarks.first_command VENV/bin/python
-    python -m benchmarks.first_command VENV/bin/python --epochs 10
+`PYTHON` is that of an environment with lightly-train. `CIFAR` is the folder of
+`python -m benchmarks.animals`, whose package of weights must be installed. Each way is timed from
+start to exit, with a seed for each round.
 
-By an author of Lockstep, so mind what differs. All train a ResNet-18 in float32 for 5 epochs of
-1,258 digits, in 100 steps; --epochs 10 is the README's command. A round takes less than three
-minutes on two cores, with 10 epochs five minutes. Lockstep and the script have the same network,
-validate after each epoch, and test; Lockstep also draws curves and pictures, and calibrates.
-lightly-train has torchvision's network, for images of 32x32, and augments them.
+By an author of Lockstep, so mind what differs. All train in float32, validate after each epoch, and
+keep the best one. On the digits they train a ResNet-18 for 10 epochs: Lockstep and the script have
+the same network, lightly-train has torchvision's, for images of 32x32, and augments them. On the
+photographs they fine-tune an EfficientNet-Lite0 with ImageNet's weights for 5 epochs: the script by
+Lockstep's recipe, lightly-train by its own with a shorter warm-up. Lockstep and the script test,
+lightly-train is tested after the clock. Lockstep also draws curves and pictures, and calibrates.
 """
 
+import itertools
+import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import lightning as L
-import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
-from sklearn.datasets import load_digits
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
-from torchvision.models import resnet18
-from typing_extensions import override
 
-from benchmarks import ENVIRON, ROOT, TRAIN
-from benchmarks.table import Row, alternate, parser, publish, ratios, row
+from benchmarks import ENVIRON, ROOT, TRAIN, animals
+from benchmarks.plain import digits_splits
+from benchmarks.table import Row, alternate, mean_row, parser, publish, ratios, row
 
-BATCH_SIZE, STEPS_PER_EPOCH = 64, 20
-SPLITS = {"train": 1258, "val": 180, "test": 359}
+NUM_EPOCHS = {"digits": 10, "photographs": 5}
 LIGHTLY = """
-import sys, lightly_train
-classes = {number: str(number) for number in range(10)}
-data = {"train": "digits/train", "val": "digits/val", "classes": classes}
-if __name__ == "__main__":
+import sys
+from pathlib import Path
+
+import lightly_train
+
+task, seed, num_epochs, verb = sys.argv[1:]
+names = sorted(path.name for path in Path(task, "train").iterdir())
+model, steps_per_epoch, batch_size, size, model_args = {
+    "digits": ("torchvision/resnet18", 20, 64, 32, {}),
+    "photographs": ("timm/tf_efficientnet_lite0", 26, 16, 128,
+                    {"backbone_weights": "weights.pth", "lr_warmup_steps": 13}),
+}[task]
+
+if __name__ == "__main__" and verb == "train":
+    data = {"train": f"{task}/train", "val": f"{task}/val", "classes": dict(enumerate(names))}
     lightly_train.train_image_classification(
-        out="run", data=data, model="torchvision/resnet18", steps=int(sys.argv[1]),
-        batch_size=int(sys.argv[2]), num_workers=0, accelerator="cpu", devices=1,
-        precision="32-true", transform_args={"image_size": (32, 32)},
-        overwrite=True,
+        out="run", data=data, model=model, steps=steps_per_epoch * int(num_epochs),
+        batch_size=batch_size, seed=int(seed),
+        model_args=model_args, transform_args={"image_size": (size, size)}, num_workers=0,
+        accelerator="cpu", devices=1, precision="32-true", overwrite=True,
+        save_checkpoint_args={"save_every_num_steps": steps_per_epoch},
+        logger_args={"val_every_num_steps": steps_per_epoch},
     )
+elif __name__ == "__main__":
+    network = lightly_train.load_model("run/exported_models/exported_best.pt")
+    paths = list(Path(task, "test").glob("*/*"))
+    hits = [names[int(network.predict(path)["labels"][0])] == path.parent.name for path in paths]
+    Path("accuracy.txt").write_text(str(sum(hits) / len(hits)))
 """
+LOCKSTEP = {
+    "digits": (),
+    "photographs": (
+        "experiment=finetune",
+        "data.root=photographs",
+        "data.cache=cache",
+        "data.image_size=128",
+        "model=timm",
+        "model.name=tf_efficientnet_lite0",
+        "model.pretrained=weights.pth",
+    ),
+}
 
 
-def _digits() -> dict[str, TensorDataset]:
-    images, labels = load_digits(return_X_y=True)
-    pixels = torch.from_numpy(images).float().reshape(-1, 1, 8, 8) / 16
-    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0)).split(
-        list(SPLITS.values())
-    )
-    return {
-        name: TensorDataset(pixels[rows], torch.from_numpy(labels)[rows])
-        for name, rows in zip(SPLITS, order, strict=True)
-    }
+def write_digits(to: Path) -> None:
+    """Write the images of all splits as PNGs, which lightly-train needs."""
+    for split, part in digits_splits().items():
+        for number, (pixels, label) in enumerate(zip(*part.tensors, strict=True)):
+            path = to / split / str(int(label)) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((pixels[0] * 255).byte().numpy()).convert("RGB").save(path)
 
 
-class _Plain(L.LightningModule):
-    """What a tutorial writes."""
-
-    def __init__(self, num_steps: int) -> None:
-        super().__init__()
-        self.num_steps = num_steps
-        self.net = resnet18(num_classes=10)
-        self.net.conv1 = nn.Conv2d(1, 64, 3, padding=1, bias=False)
-        self.net.maxpool = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-        self.accuracy = MulticlassAccuracy(10, average="micro")
-
-    def _loss(self, batch: list[Tensor], split: str) -> Tensor:
-        outputs = self.net(batch[0])
-        loss = F.cross_entropy(outputs, batch[1], label_smoothing=0.1)
-        self.log(f"{split}/loss", loss, on_epoch=True)
-        self.log(f"{split}/accuracy", self.accuracy(outputs, batch[1]), on_epoch=True)
-        return loss
-
-    @override
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self._loss(batch, "train")
-
-    @override
-    def validation_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self._loss(batch, "val")
-
-    @override
-    def test_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return self._loss(batch, "test")
-
-    @override
-    def configure_optimizers(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-    ) -> dict[str, object]:
-        optimizer = torch.optim.SGD(
-            self.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
-        )
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=self.num_steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+def write_photographs(cifar: Path, to: Path) -> None:
+    """Write those of `benchmarks.animals`, of whose training images every tenth validates."""
+    animals.photographs(cifar, to)
+    for path in sorted(to.glob("train/*/*"))[::10]:
+        target = to / "val" / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
 
 
-def plain(num_epochs: int) -> None:
-    """Train, validate and test in the current folder."""
-    loaders = {
-        name: DataLoader(part, BATCH_SIZE, shuffle=name == "train")
-        for name, part in _digits().items()
-    }
-    best, logger = ModelCheckpoint(monitor="val/accuracy", mode="max"), TensorBoardLogger(".")
-    trainer = L.Trainer(
-        accelerator="cpu", devices=1, max_epochs=num_epochs, logger=logger, callbacks=best
-    )
-    module = _Plain(num_epochs * STEPS_PER_EPOCH)
-    trainer.fit(module, loaders["train"], loaders["val"])
-    trainer.test(module, loaders["test"])
-
-
-def _seconds(folder: Path, *command: str) -> float:
+def _run(folder: Path, *command: str) -> float:
+    """Return the seconds of a command."""
     started = time.perf_counter()
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**ENVIRON, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    environ = {**ENVIRON, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return time.perf_counter() - started
 
 
-def first_command(lightly: str, num_epochs: int, num_rounds: int) -> list[Row]:
-    """Return the seconds of each way, and of Lockstep as a multiple of the others."""
+Result = tuple[float, float]  # seconds, and the accuracy of the test
+
+
+def _lockstep(folder: Path, task: str, seeds: Iterator[int]) -> Result:
+    seed = next(seeds)
+    run = folder / "runs" / f"{task}-{seed}"
+    words = [*LOCKSTEP[task], f"trainer.max_epochs={NUM_EPOCHS[task]}", "trainer.precision=float32"]
+    seconds = _run(folder, *TRAIN, *words, f"seed={seed}", f"hydra.run.dir={run}")
+    return seconds, json.loads((run / "summary.json").read_text())["test_accuracy"]
+
+
+def _plain(folder: Path, task: str, seeds: Iterator[int]) -> Result:
+    words = task, str(next(seeds)), str(NUM_EPOCHS[task])
+    seconds = _run(folder, sys.executable, "-m", "benchmarks.plain", *words)
+    return seconds, float((folder / "accuracy.txt").read_text())
+
+
+def _lightly(python: str, folder: Path, task: str, seeds: Iterator[int]) -> Result:
+    command = python, "classify.py", task, str(next(seeds)), str(NUM_EPOCHS[task])
+    seconds = _run(folder, *command, "train")
+    _run(folder, *command, "test")
+    return seconds, float((folder / "accuracy.txt").read_text())
+
+
+def first_command(python: str, cifar: Path, task: str, num_rounds: int) -> list[Row]:
+    """Return seconds, accuracies, and the seconds of Lockstep as a multiple of the others."""
+    ways: dict[str, Callable[[Path, str, Iterator[int]], Result]] = {
+        "Lockstep": _lockstep,
+        "a plain Lightning script": _plain,
+        "lightly-train 0.18": partial(_lightly, python),
+    }
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
         folder = Path(name)
-        run = f"hydra.run.dir={folder / 'runs'}/${{now:%H-%M-%S-%f}}"
         (folder / "classify.py").write_text(LIGHTLY)
-        for split, part in _digits().items():
-            for number, (pixels, label) in enumerate(zip(*part.tensors, strict=True)):
-                path = folder / "digits" / split / str(int(label)) / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray((pixels[0] * 255).byte().numpy()).convert("RGB").save(path)
-        recipe = "trainer.precision=float32", f"trainer.max_epochs={num_epochs}"
-        script = sys.executable, "-m", "benchmarks.first_command"
-        epochs = "--epochs", str(num_epochs)
-        steps = str(num_epochs * STEPS_PER_EPOCH), str(BATCH_SIZE)
-        ways: dict[str, Callable[[], float]] = {
-            "python train.py": partial(_seconds, folder, *TRAIN, *recipe, run),
-            "a plain Lightning script": partial(_seconds, folder, *script, "plain", *epochs),
-            "lightly-train": partial(_seconds, folder, lightly, "classify.py", *steps),
-        }
-        times = alternate(num_rounds, **ways)
-    rows = [row(f"{what}, start to exit", values, "{:.1f} s") for what, values in times.items()]
-    ours, *others = times
+        if task == "digits":
+            write_digits(folder / "digits")
+        else:
+            write_photographs(cifar, folder / "photographs")
+            animals.weights(folder / "weights.pth")
+        results = alternate(
+            num_rounds,
+            **{way: partial(run, folder, task, itertools.count()) for way, run in ways.items()},
+        )
+    seconds = {way: [result[0] for result in results[way]] for way in ways}
+    accuracies = {way: [result[1] for result in results[way]] for way in ways}
+    ours, *others = ways
     return [
-        *rows,
-        *(row(f"{ours} : {what}", ratios(times[ours], times[what]), "{:.2f}") for what in others),
+        *(row(f"{task}, {way}", seconds[way], "{:.1f} s") for way in ways),
+        *(
+            row(f"{task}, {ours} : {way}", ratios(seconds[ours], seconds[way]), "{:.2f}")
+            for way in others
+        ),
+        *(mean_row(f"{task}, {way}: test accuracy", accuracies[way]) for way in ways),
     ]
 
 
 if __name__ == "__main__":
-    command_line = parser(3)
+    command_line = parser(5)
     command_line.add_argument("python", help="of an environment with lightly-train")
-    command_line.add_argument("--epochs", type=int, default=5)
+    command_line.add_argument("cifar", type=Path, help="a folder of CIFAR-10 as image files")
+    command_line.add_argument("task", choices=NUM_EPOCHS)
     arguments = command_line.parse_args()
-    if arguments.python == "plain":
-        plain(arguments.epochs)
-    else:
-        rows = first_command(arguments.python, arguments.epochs, arguments.rounds)
-        publish("first-command", rows, f"PYTHON --epochs {arguments.epochs}")
+    rows = first_command(
+        arguments.python, arguments.cifar.resolve(), arguments.task, arguments.rounds
+    )
+    publish("first-command", rows, f"PYTHON CIFAR {arguments.task}")

@@ -3,9 +3,11 @@
 import contextlib
 import csv
 import io
+import logging
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ from lockstep.config.composing import compose
 from lockstep.config.saved import config_file
 from lockstep.launch import worker
 from lockstep.runs.folder import RunFolder
+
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
 class Task(NamedTuple):
@@ -48,6 +52,36 @@ class Task(NamedTuple):
         return self.batch_size * self.num_steps
 
 
+class _Batches:
+    """Batches of pixels (B, 1, H, W) and labels (B,), gathered from one tensor in memory."""
+
+    def __init__(self, task: Task) -> None:
+        self._pixels, self._labels = _data(task)
+        self._batch_size = task.batch_size
+
+    def __len__(self) -> int:
+        return len(self._pixels) // self._batch_size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for rows in torch.randperm(len(self._pixels)).split(self._batch_size):
+            yield self._pixels[rows], self._labels[rows]
+
+
+def _to_floats(pixels: Tensor) -> Tensor:
+    return ((pixels.float() - 127.5) / 63.75).contiguous(memory_format=torch.channels_last)
+
+
+def _optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
+    )
+
+
+def _schedule(optimizer: torch.optim.Optimizer, task: Task) -> torch.optim.lr_scheduler.LambdaLR:
+    num_steps = task.num_epochs * task.num_steps
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+
+
 def _data(task: Task) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(0)
     shape = (task.num_images, 1, task.image_size, task.image_size)
@@ -69,38 +103,86 @@ def raw(task: Task) -> float:
     the optimizer is fused; loss and hits are added up on the device and read when they would be
     logged.
     """
-    pixels, labels = _data(task)
+    batches = _Batches(task)
     torch.manual_seed(0)
     net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     forward = torch.compile(net) if task.is_compiled else net
-    optimizer = torch.optim.SGD(
-        net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
-    )
-    num_steps = task.num_epochs * task.num_steps
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+    optimizer = _optimizer(net)
+    scheduler = _schedule(optimizer, task)
     loss_sum, hits = torch.zeros(()), torch.zeros(())
     started = 0.0
     for _ in range(task.num_epochs):
-        order = torch.randperm(len(pixels))
         started = time.perf_counter()
-        for step in range(task.num_steps):
-            chosen = order[step * task.batch_size : (step + 1) * task.batch_size]
-            images = (pixels[chosen].float() - 127.5) / 63.75
-            images = images.contiguous(memory_format=torch.channels_last)
+        for step, (pixels, labels) in enumerate(batches):
             with torch.autocast("cpu", torch.bfloat16, enabled=task.precision == "bfloat16"):
-                logits = forward(images)
+                logits = forward(_to_floats(pixels))
             logits = logits.float()
-            loss = F.cross_entropy(logits, labels[chosen], label_smoothing=0.1)
+            loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             scheduler.step()
             loss_sum += loss.detach()
-            hits += (logits.argmax(1) == labels[chosen]).sum()
+            hits += (logits.argmax(1) == labels).sum()
             if step % task.log_every_n_steps == 0:
                 loss_sum.item()
         hits.item()
     return (time.perf_counter() - started) / task.num_steps
+
+
+class _Timed(L.LightningModule):
+    """Measures the seconds of a step of the last epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_seconds = 0.0
+        self._started = 0.0
+
+    def on_train_epoch_start(self) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_epoch_end(self) -> None:
+        seconds = time.perf_counter() - self._started
+        self.step_seconds = seconds / self.trainer.num_training_batches
+
+
+class _Bare(_Timed):
+    """The step of the raw loop in Lightning's manual optimization, without its sums."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self._optimizer = _optimizer(self.net)
+        self._schedule = _schedule(self._optimizer, task)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        loss = F.cross_entropy(self.net(_to_floats(batch[0])), batch[1], label_smoothing=0.1)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        self._schedule.step()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
+
+def bare(task: Task) -> float:
+    """Seconds a step of Lightning's Trainer with nothing that is not needed."""
+    module = _Bare(task)
+    trainer = L.Trainer(
+        max_epochs=task.num_epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, _Batches(task))
+    return module.step_seconds
 
 
 def lockstep_tree(task: Task) -> dict[str, Any]:
@@ -158,7 +240,7 @@ class _Images(Dataset[tuple[Tensor, int]]):
         return self._transform(image), int(self._labels[index])
 
 
-class _Template(L.LightningModule):
+class _Template(_Timed):
     """Do in a step what widespread Lightning templates do.
 
     They log two values, call a metric's forward, and have a progress bar.
@@ -168,8 +250,6 @@ class _Template(L.LightningModule):
         super().__init__()
         self.net = _network(task)
         self.accuracy = MulticlassAccuracy(10)
-        self.step_seconds = 0.0
-        self._started = 0.0
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
@@ -184,14 +264,6 @@ class _Template(L.LightningModule):
             prog_bar=True,
         )
         return loss
-
-    def on_train_epoch_start(self) -> None:
-        self._started = time.perf_counter()
-
-    def on_train_epoch_end(self) -> None:
-        self.step_seconds = (
-            time.perf_counter() - self._started
-        ) / self.trainer.num_training_batches
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(

@@ -22,7 +22,8 @@ Value = TypeVar("Value")
 class Row(NamedTuple):
     """One measured number.
 
-    It has a median with unit, a smallest and largest value, their number, and our aim.
+    It has a median with unit, a smallest and largest value, their number, our aim, and the values
+    whose mean has an interval.
     """
 
     what: str
@@ -30,6 +31,7 @@ class Row(NamedTuple):
     spread: str
     n: int
     aim: str = ""
+    values: Sequence[float] = ()
 
 
 def row(what: str, values: Sequence[float], form: str, *, aim: str = "") -> Row:
@@ -40,7 +42,8 @@ def row(what: str, values: Sequence[float], form: str, *, aim: str = "") -> Row:
 
 def mean_row(what: str, values: Sequence[float]) -> Row:
     """Return the row of the mean over seeds."""
-    return row(f"{what} (mean)", values, "{:.4f}")._replace(median=f"{statistics.mean(values):.4f}")
+    mean = f"{statistics.mean(values):.4f}"
+    return row(f"{what} (mean)", values, "{:.4f}")._replace(median=mean, values=values)
 
 
 def progress(line: str, end: str = "\n") -> None:
@@ -103,7 +106,7 @@ def publish(section: str, rows: Sequence[Row], words: str = "") -> None:
     }
     path.write_text(json.dumps({**content, "sources": list(sources.values())}, indent=1) + "\n")
     page.PAGE.write_text(page.page())
-    print(page.table(Row._fields, rows), flush=True)
+    print(page.table(Row._fields[:5], [row[:5] for row in rows]), flush=True)
 
 
 def parser(num_rounds: int | None = None) -> argparse.ArgumentParser:
