@@ -33,7 +33,7 @@ measurements are in git's history:
 """
 SECTIONS = (
     *("accuracy", "fine-tuning", "gpu", "step", "first-command", "images"),
-    *("exactness", "virtual-shards", "processes", "start", "near-duplicates", "signals"),
+    *("exactness", "virtual-shards", "processes", "start", "scale", "near-duplicates", "signals"),
 )
 COLUMNS = ("what", "result", "lowest to highest", "n", "95 % interval", "aim", "source")
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import loops, start, step, table
+from benchmarks import loops, scale, start, step, table
 from benchmarks.table import Row, alternate, ratios, row
 
 
@@ -69,3 +69,17 @@ def test_sweep_first_steps() -> None:
 @pytest.mark.processes
 def test_start_rows() -> None:
     assert [found.n for found in start.commands(1)] == [1] * 5
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_scale_rows() -> None:
+    ways = {"list class folders": scale.DATA_WAYS["list class folders"]}
+    found = scale.measure(scale.write_images, ways, (10, 20, 40), "image", 1)
+    assert [row.what for row in found] == [
+        "list class folders, 10 images",
+        "list class folders, 20 images",
+        "list class folders, 40 images",
+        "list class folders: time per image, 40 : 20 images",
+        "list class folders: memory, 40 : 20 images",
+    ]
