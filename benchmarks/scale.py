@@ -14,16 +14,18 @@ largest anonymous memory of one process, which excludes mapped files.
 import csv
 import gzip
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -95,88 +97,70 @@ def _split(table: ImageTable) -> ImageTable:
     return complete_splits(table, 0.1, 0.1, split_seed=0, test_after=None)
 
 
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 def scan_s(folder: Path) -> float:
     """Return the seconds to list class folders."""
-    started = time.perf_counter()
-    list_classes(str(folder / "images"))
-    return time.perf_counter() - started
+    return _seconds(lambda: list_classes(str(folder / "images")))
 
 
 def list_s(folder: Path) -> float:
     """Return the seconds to read a list."""
-    started = time.perf_counter()
-    _table(folder)
-    return time.perf_counter() - started
+    return _seconds(lambda: _table(folder))
 
 
 def split_s(folder: Path) -> float:
     """Return the seconds to split a list by its groups."""
     table = _table(folder)
-    started = time.perf_counter()
-    _split(table)
-    return time.perf_counter() - started
+    return _seconds(lambda: _split(table))
 
 
 def record_s(folder: Path) -> float:
-    """Return the seconds to make and write images.json.gz."""
+    """Return the seconds to make images.json.gz."""
     view = View.from_keys(32, 1.0, "crop", "bilinear", "white")
     table = _split(_table(folder))
     images = Decoding(table=table, view=view, channels=3, cache=None).list_splits()
-    started = time.perf_counter()
-    record = json.dumps(data_record.record_of(images)).encode()
-    (folder / "images.json.gz").write_bytes(gzip.compress(record, compresslevel=3))
-    return time.perf_counter() - started
+    return _seconds(
+        lambda: gzip.compress(json.dumps(data_record.record_of(images)).encode(), compresslevel=3)
+    )
 
 
 def board_s(folder: Path) -> float:
     """Return the seconds of the board's first answer."""
     client = boards.board(folder)
-    started = time.perf_counter()
-    response = client.get(f"{boards.BASE}/runs", base_url=boards.LOCAL)
-    assert response.status_code == 200, response.text
-    return time.perf_counter() - started
+    return _seconds(lambda: client.get(f"{boards.BASE}/runs", base_url=boards.LOCAL))
 
 
-def _processes(pid: int) -> list[int]:
-    """Return the ids of a process and of all below it."""
-    found = [pid]
-    for parent in found:
-        for file in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, file.read_text().split())
-    return found
+def _processes_below(pid: int) -> Iterator[int]:
+    """Yield the ids of the processes below a process."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in file.read_text().split():
+            yield int(child)
+            yield from _processes_below(int(child))
 
 
-def _anonymous_mib(pid: int) -> float:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def _watch(pid: int, is_alive: Callable[[], bool]) -> float:
-    """Return the largest anonymous memory in MiB of a process and those below it."""
-    max_mib = 0.0
-    while is_alive():
-        max_mib = max(max_mib, *map(_anonymous_mib, _processes(pid)))
+def _watch(is_done: Callable[[], bool]) -> float:
+    """Return the largest anonymous memory in MiB of a process below this one, until `is_done`."""
+    max_kib = 0
+    while not is_done():
+        with suppress(OSError):  # A process ended.
+            for pid in _processes_below(os.getpid()):
+                status = Path(f"/proc/{pid}/status").read_text()
+                max_kib = max(max_kib, *map(int, re.findall(r"RssAnon:\s+(\d+)", status)), 0)
         time.sleep(0.05)
-    return max_mib
-
-
-def _send(measured: Callable[[Path], float], folder: Path, to: Connection) -> None:
-    to.send(measured(folder))
+    return max_kib / 1024
 
 
 def function(measured: Callable[[Path], float], folder: Path) -> Cost:
-    """Return the cost of a function in a process of its own."""
-    context = get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(measured, folder, sender))
-    process.start()
-    assert process.pid is not None
-    memory_mib = _watch(process.pid, process.is_alive)
-    return Cost(receiver.recv(), memory_mib)
+    """Return the cost of a function, which returns seconds, in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        future = pool.submit(measured, folder)
+        memory_mib = _watch(future.done)
+        return Cost(future.result(), memory_mib)
 
 
 def command(words: Sequence[str], folder: Path, codes: Sequence[int] = (0,)) -> Cost:
@@ -185,7 +169,7 @@ def command(words: Sequence[str], folder: Path, codes: Sequence[int] = (0,)) -> 
     with tempfile.TemporaryFile("w+") as output:
         started = time.perf_counter()
         process = subprocess.Popen(words, cwd=folder, env=environ, stdout=output, stderr=output)
-        memory_mib = _watch(process.pid, lambda: process.poll() is None)
+        memory_mib = _watch(lambda: process.poll() is not None)
         seconds = time.perf_counter() - started
         output.seek(0)
         assert process.returncode in codes, output.read()
@@ -250,6 +234,7 @@ RUN_WAYS: Ways = {
     "lockstep runs": lambda folder: command([*COMMAND, "runs", "."], folder),
     "first answer of the board": partial(function, board_s),
 }
+TRIAL_WAYS: Ways = {"dry run of a sweep": dry_run}
 
 
 def measure(
@@ -301,19 +286,16 @@ def main() -> None:
     command_line.add_argument("what", choices=["data", "trainings", "runs"])
     command_line.add_argument("--images", type=int, default=100_000, help="largest number")
     arguments = command_line.parse_args()
-    counts = *(count for count in IMAGE_COUNTS if count < arguments.images), arguments.images
-    num_rounds = arguments.rounds
-    if arguments.what == "runs":
+    what, num_rounds, num_images = arguments.what, arguments.rounds, arguments.images
+    counts = *(count for count in IMAGE_COUNTS if count < num_images), num_images
+    if what == "runs":
         rows = measure(write_runs, RUN_WAYS, RUN_COUNTS, "run", num_rounds)
-        sweeps = {"dry run of a sweep": dry_run}
-        rows += measure(write_nothing, sweeps, RUN_COUNTS, "trial", num_rounds)
-        publish("scale", rows, "runs")
-    elif arguments.what == "data":
+        rows += measure(write_nothing, TRIAL_WAYS, RUN_COUNTS, "trial", num_rounds)
+    elif what == "data":
         rows = measure(write_images, DATA_WAYS, counts, "image", num_rounds)
-        publish("scale", rows, f"data --images {arguments.images}")
     else:
         rows = measure(write_images, TRAINING_WAYS, counts, "image", num_rounds, "<= 1.1")
-        publish("scale", rows, f"trainings --images {arguments.images}")
+    publish("scale", rows, what if what == "runs" else f"{what} --images {num_images}")
 
 
 if __name__ == "__main__":
