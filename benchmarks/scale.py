@@ -39,7 +39,7 @@ from benchmarks.table import Row, alternate, parser, progress, publish, ratios, 
 from lockstep.assembly import data_record
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import ImageTable, list_classes
-from lockstep.data.images.preprocessing import View
+from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.sources.lists import read_list
 from tests.support import boards
@@ -123,9 +123,11 @@ def split_s(folder: Path) -> float:
 
 def record_s(folder: Path) -> float:
     """Return the seconds to make images.json.gz."""
-    view = View.from_keys(32, 1.0, "crop", "bilinear", "white")
+    preprocessing = Preprocessing.from_keys(32, 1.0, "crop", "bilinear", "white")
     table = _split(_table(folder))
-    images = Decoding(table=table, view=view, channels=3, cache=None).list_splits()
+    images = Decoding(
+        table=table, preprocessing=preprocessing, channels=3, cache=None
+    ).list_splits()
     return _seconds(
         lambda: gzip.compress(json.dumps(data_record.record_of(images)).encode(), compresslevel=3)
     )
