@@ -10,9 +10,10 @@ start to exit, with a seed for each round.
 By an author of Lockstep, so mind what differs. All train in float32, validate after each epoch, and
 keep the best one. On the digits they train a ResNet-18 for 10 epochs: Lockstep and the script have
 the same network, lightly-train has torchvision's, for images of 32x32, and augments them. On the
-photographs they fine-tune an EfficientNet-Lite0 with ImageNet's weights for 5 epochs: the script by
-Lockstep's recipe, lightly-train by its own with a shorter warm-up. Lockstep and the script test,
-lightly-train is tested after the clock. Lockstep also draws curves and pictures, and calibrates.
+photographs Lockstep and the script fine-tune an EfficientNet-Lite0 with ImageNet's weights for 5
+epochs, by one recipe. lightly-train 0.18 fails with this network of timm: its last layer has other
+inputs. Lockstep and the script test, lightly-train is tested after the clock. Lockstep also draws
+curves and pictures, and calibrates.
 """
 
 import itertools
@@ -38,27 +39,22 @@ from pathlib import Path
 
 import lightly_train
 
-task, seed, num_epochs, verb = sys.argv[1:]
-names = sorted(path.name for path in Path(task, "train").iterdir())
-model, steps_per_epoch, batch_size, size, model_args = {
-    "digits": ("torchvision/resnet18", 20, 64, 32, {}),
-    "photographs": ("timm/tf_efficientnet_lite0", 26, 16, 128,
-                    {"backbone_weights": "weights.pth", "lr_warmup_steps": 13}),
-}[task]
+seed, num_epochs, verb = sys.argv[1:]
+names = sorted(path.name for path in Path("digits/train").iterdir())
 
 if __name__ == "__main__" and verb == "train":
-    data = {"train": f"{task}/train", "val": f"{task}/val", "classes": dict(enumerate(names))}
+    steps = 20
+    data = {"train": "digits/train", "val": "digits/val", "classes": dict(enumerate(names))}
     lightly_train.train_image_classification(
-        out="run", data=data, model=model, steps=steps_per_epoch * int(num_epochs),
-        batch_size=batch_size, seed=int(seed),
-        model_args=model_args, transform_args={"image_size": (size, size)}, num_workers=0,
+        out="run", data=data, model="torchvision/resnet18", steps=steps * int(num_epochs),
+        batch_size=64, seed=int(seed), transform_args={"image_size": (32, 32)}, num_workers=0,
         accelerator="cpu", devices=1, precision="32-true", overwrite=True,
-        save_checkpoint_args={"save_every_num_steps": steps_per_epoch},
-        logger_args={"val_every_num_steps": steps_per_epoch},
+        save_checkpoint_args={"save_every_num_steps": steps},
+        logger_args={"val_every_num_steps": steps},
     )
 elif __name__ == "__main__":
     network = lightly_train.load_model("run/exported_models/exported_best.pt")
-    paths = list(Path(task, "test").glob("*/*"))
+    paths = list(Path("digits/test").glob("*/*"))
     hits = [names[int(network.predict(path)["labels"][0])] == path.parent.name for path in paths]
     Path("accuracy.txt").write_text(str(sum(hits) / len(hits)))
 """
@@ -121,7 +117,7 @@ def _plain(folder: Path, task: str, seeds: Iterator[int]) -> Result:
 
 
 def _lightly(python: str, folder: Path, task: str, seeds: Iterator[int]) -> Result:
-    command = python, "classify.py", task, str(next(seeds)), str(NUM_EPOCHS[task])
+    command = python, "classify.py", str(next(seeds)), str(NUM_EPOCHS[task])
     seconds = _run(folder, *command, "train")
     _run(folder, *command, "test")
     return seconds, float((folder / "accuracy.txt").read_text())
@@ -132,8 +128,9 @@ def first_command(python: str, cifar: Path, task: str, num_rounds: int) -> list[
     ways: dict[str, Callable[[Path, str, Iterator[int]], Result]] = {
         "Lockstep": _lockstep,
         "a plain Lightning script": _plain,
-        "lightly-train 0.18": partial(_lightly, python),
     }
+    if task == "digits":
+        ways["lightly-train 0.18"] = partial(_lightly, python)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as name:
         folder = Path(name)
         (folder / "classify.py").write_text(LIGHTLY)

@@ -5,9 +5,9 @@ current folder, and writes the test accuracy into `accuracy.txt`.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import lightning as L
 import timm
@@ -21,28 +21,42 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from typing_extensions import override
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = [0.5] * 3, [0.5] * 3  # of the pretrained weights
 Splits = Mapping[str, Dataset[Any]]
 
 
 class Classifier(L.LightningModule):
-    """A network with an optimizer, whose rate follows one cycle over all steps."""
+    """A network with an optimizer, whose rate follows one cycle over all steps.
+
+    Frozen batch norms keep their statistics.
+    """
 
     def __init__(
-        self, net: nn.Module, num_classes: int, optimizer: torch.optim.Optimizer, smoothing: float
+        self,
+        net: nn.Module,
+        num_classes: int,
+        optimizer: torch.optim.Optimizer,
+        frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
         self.net = net
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
         self._optimizer = optimizer
-        self._smoothing = smoothing
+        self._frozen_norms = frozen_norms
+
+    @override
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for norm in self._frozen_norms:
+            norm.eval()
+        return self
 
     def _loss(self, batch: list[Tensor], split: str) -> Tensor:
         outputs = self.net(batch[0])
-        loss = F.cross_entropy(outputs, batch[1], label_smoothing=self._smoothing)
+        loss = F.cross_entropy(outputs, batch[1], label_smoothing=0.1)
         self.log(f"{split}/loss", loss, on_epoch=True)
         self.log(f"{split}/accuracy", self.accuracy(outputs, batch[1]), on_epoch=True)
         return loss
@@ -94,27 +108,36 @@ def digits() -> tuple[Classifier, Splits]:
     optimizer = torch.optim.SGD(
         net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
-    return Classifier(net, 10, optimizer, smoothing=0.1), digits_splits()
+    return Classifier(net, 10, optimizer), digits_splits()
 
 
 def photographs() -> tuple[Classifier, Splits]:
     """Return a pretrained EfficientNet-Lite0, and the photographs of the current folder."""
-    size = 128
+    size, bicubic = 128, InterpolationMode.BICUBIC
     to_floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     augment = v2.Compose(
-        [v2.RandomResizedCrop(size, scale=(0.2, 1.0)), v2.RandomHorizontalFlip(), *to_floats]
+        [
+            v2.RandomResizedCrop(size, scale=(0.2, 1.0), interpolation=bicubic),
+            v2.RandomHorizontalFlip(),
+            *to_floats,
+        ]
     )
-    resize = v2.Compose([v2.Resize(size), v2.CenterCrop(size), *to_floats])
+    resize = v2.Compose([v2.Resize(round(size / 0.875), bicubic), v2.CenterCrop(size), *to_floats])
     net: Any = timm.create_model("tf_efficientnet_lite0", num_classes=5)
     weights = torch.load("weights.pth", weights_only=True)
     weights = {name: value for name, value in weights.items() if "classifier" not in name}
     net.load_state_dict(weights, strict=False)
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.requires_grad_(False)
     head = list(net.get_classifier().parameters())
+    for parameter in head:
+        nn.init.zeros_(parameter)  # timm's are too large for few steps
     backbone = [parameter for name, parameter in net.named_parameters() if "classifier" not in name]
     optimizer = torch.optim.AdamW(
         [{"params": backbone, "lr": 1e-4}, {"params": head, "lr": 1e-3}], weight_decay=0.05
     )
-    return Classifier(net, 5, optimizer, smoothing=0.0), {
+    return Classifier(net, 5, optimizer, norms), {
         "train": ImageFolder("photographs/train", augment),
         "val": ImageFolder("photographs/val", resize),
         "test": ImageFolder("photographs/test", resize),

@@ -285,8 +285,9 @@ def measure(
             rows.append(row(what, times, "{:.2f}", aim="<= 1.3"))
         else:
             rows.append(Row(what, "nothing but the fixed cost at the second size", "", num_rounds))
-        memories = ratios(memories_mib[-1], memories_mib[1])
-        rows.append(row(f"{way}: memory, {sizes}", memories, "{:.2f}", aim=memory_aim))
+        if memory_aim:
+            memories = ratios(memories_mib[-1], memories_mib[1])
+            rows.append(row(f"{way}: memory, {sizes}", memories, "{:.2f}", aim=memory_aim))
     return rows
 
 
