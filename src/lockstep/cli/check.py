@@ -20,6 +20,7 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.runs.files import print_json
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
+from lockstep.system.libraries import lazy
 from lockstep.system.terminal import print_line, show_table, terminal
 from lockstep.system.text import describe_similar, plural, size_text
 
@@ -73,11 +74,12 @@ def _check(
 
     The forms are rows of a table, lines below it, and the same as plain values.
     """
-    from lockstep.assembly.listed_images import describe_shrinking
-    from lockstep.assembly.run_parts import once_a_node, open_source, refuse_shared_groups
-    from lockstep.data.duplicates import find_duplicates
-    from lockstep.data.inspection import inspect
-    from lockstep.data.splits import describe_groups, shorten_lines
+    with lazy():
+        from lockstep.assembly.listed_images import describe_shrinking
+        from lockstep.assembly.run_parts import once_a_node, open_source, refuse_shared_groups
+        from lockstep.data.duplicates import find_duplicates
+        from lockstep.data.inspection import inspect
+        from lockstep.data.splits import describe_groups, shorten_lines
 
     progress = Progress("Reading images", "images")
 
