@@ -11,9 +11,9 @@ By an author of Lockstep, so mind what differs. All train in float32, validate a
 keep the best one. On the digits they train a ResNet-18 for 10 epochs: Lockstep and the script have
 the same network, lightly-train has torchvision's, for images of 32x32, and augments them. On the
 photographs Lockstep and the script fine-tune an EfficientNet-Lite0 with ImageNet's weights for 5
-epochs, by one recipe. lightly-train 0.18 fails with this network of timm: its last layer has other
-inputs. Lockstep and the script test, lightly-train is tested after the clock. Lockstep also draws
-curves and pictures, and calibrates.
+epochs, with the same rates, but the schedule of the script is OneCycleLR's default. lightly-train
+0.18 fails with this network of timm: its last layer has other inputs. Lockstep and the script test,
+lightly-train is tested after the clock. Lockstep also draws curves and pictures, and calibrates.
 """
 
 import itertools
