@@ -96,6 +96,10 @@ def _network(task: Task) -> nn.Module:
     return build.build(section, in_channels=1, num_classes=10)
 
 
+def _channels_last_network(task: Task) -> nn.Module:
+    return _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+
 def raw(task: Task) -> float:
     """Seconds a step by hand: all that is fast is used, nothing that Lockstep adds is there.
 
@@ -105,7 +109,7 @@ def raw(task: Task) -> float:
     """
     batches = _Batches(task)
     torch.manual_seed(0)
-    net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    net = _channels_last_network(task)
     forward = torch.compile(net) if task.is_compiled else net
     optimizer = _optimizer(net)
     scheduler = _schedule(optimizer, task)
@@ -152,7 +156,7 @@ class _Bare(_Timed):
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.net = _network(task).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.net = _channels_last_network(task)
         self._optimizer = _optimizer(self.net)
         self._schedule = _schedule(self._optimizer, task)
 

@@ -249,7 +249,10 @@ def measure(
     num_rounds: int,
     memory_aim: str = "",
 ) -> list[Row]:
-    """Return the rows of each way in folders with these numbers of items."""
+    """Return the rows of each way in folders with these numbers of items.
+
+    With an aim for it, there is a row for the growth of memory.
+    """
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         calls: dict[str, Callable[[], Cost]] = {}
         for count in counts:
