@@ -23,12 +23,13 @@ Each table has the command that measures it again, and the device and date for w
 *n* is the number of runs
 or rounds, and *result* their median, or their mean where marked. A mean over seeds has a
 [95 % interval](sweeps.md#seeds-and-chance). Ratios are taken within one round, and rounds \
-alternate the order. An *aim* is what
-we want to reach. No run used several GPUs or several machines.
+alternate the order. In parentheses
+are both medians of a ratio. An *aim* is what we want to reach. No run used several GPUs or \
+several machines.
 
 A command prints a line for each round, and `--rounds N` sets their number. \
-`python -m benchmarks.page` writes this page. [The log](log.md) has ideas that failed; earlier \
-measurements are in git's history:
+`python -m benchmarks.page` writes this page.
+[The log](log.md) has ideas that failed; earlier measurements are in git's history: \
 `git show 1a27d529:docs/results.md`.
 """
 SECTIONS = (

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.table import Row, alternate, parser, progress, publish, ratios, row
+from benchmarks.table import Row, alternate, parser, progress, publish, ratio_row
 from lockstep.data.images.decoded_image import decode, pixels_of
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.images.random_crop import RandomCrop
@@ -52,11 +52,7 @@ FLIP: dict[str, Any] = {
     "color_jitter": dict.fromkeys(("brightness", "contrast", "saturation", "hue"), 0),
     "fill": (120, 120, 120),
 }
-WAYS = {
-    "cached": "from the cache",
-    "files": "from files",
-    "torchvision": "torchvision ImageFolder, v2",
-}
+WAYS = {"cached": "from the cache", "files": "from files"}
 AIMS = {"cached": ">= 3", "files": ">= 3"}
 # The classes: a photograph takes seconds, its mirror images do not.
 MIRRORED: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -180,7 +176,7 @@ def _usual(root: Path) -> Callable[[], float]:
 
 
 def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
-    """Return a row for each way, and its ratio to torchvision."""
+    """Compare images/s of each way with those of torchvision."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as cache:
         ways = {
@@ -192,13 +188,11 @@ def measure(root: Path, num_rounds: int, what: str) -> list[Row]:
         for way in ways.values():
             way()
         values = alternate(num_rounds, **ways)
-    rows = [
-        row(f"{what}: {WAYS[name]}", found, "{:,.0f} images/s") for name, found in values.items()
+    usual, form = values["torchvision"], "{:,.0f} images/s"
+    return [
+        ratio_row(f"{what}: {WAYS[name]} : torchvision", values[name], usual, form, aim=aim)
+        for name, aim in AIMS.items()
     ]
-    for name, aim in AIMS.items():
-        quotients = ratios(values[name], values["torchvision"])
-        rows.append(row(f"{what}: {WAYS[name]} / torchvision", quotients, "{:.2f}", aim=aim))
-    return rows
 
 
 def differences(root: Path) -> Iterator[str]:

@@ -5,9 +5,9 @@ current folder, and writes the test accuracy into `accuracy.txt`.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import lightning as L
 import timm
@@ -29,30 +29,18 @@ Splits = Mapping[str, Dataset[Any]]
 
 
 class Classifier(L.LightningModule):
-    """A network with an optimizer, whose rate follows one cycle over all steps.
-
-    Frozen batch norms keep their statistics.
-    """
+    """A network with an optimizer, whose rate follows one cycle over all steps."""
 
     def __init__(
         self,
         net: nn.Module,
         num_classes: int,
         optimizer: torch.optim.Optimizer,
-        frozen_norms: Sequence[nn.Module] = (),
     ) -> None:
         super().__init__()
         self.net = net
         self.accuracy = MulticlassAccuracy(num_classes, average="micro")
         self._optimizer = optimizer
-        self._frozen_norms = frozen_norms
-
-    @override
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        for norm in self._frozen_norms:
-            norm.eval()
-        return self
 
     def _loss(self, batch: list[Tensor], split: str) -> Tensor:
         outputs = self.net(batch[0])
@@ -129,7 +117,7 @@ def photographs() -> tuple[Classifier, Splits]:
     net.load_state_dict(weights, strict=False)
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
-        norm.requires_grad_(False)
+        norm.eval().requires_grad_(False)  # Lightning keeps the mode of each module
     head = list(net.get_classifier().parameters())
     for parameter in head:
         nn.init.zeros_(parameter)  # timm's are too large for few steps
@@ -137,7 +125,7 @@ def photographs() -> tuple[Classifier, Splits]:
     optimizer = torch.optim.AdamW(
         [{"params": backbone, "lr": 1e-4}, {"params": head, "lr": 1e-3}], weight_decay=0.05
     )
-    return Classifier(net, 5, optimizer, norms), {
+    return Classifier(net, 5, optimizer), {
         "train": ImageFolder("photographs/train", augment),
         "val": ImageFolder("photographs/val", resize),
         "test": ImageFolder("photographs/test", resize),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import ENVIRON, ROOT, TRAIN
-from benchmarks.table import Row, alternate, measure, progress, ratios, row
+from benchmarks.table import Row, alternate, measure, progress, ratio_row
 
 RESNET = (
     *(
@@ -23,6 +23,7 @@ RESNET = (
     ),
     *("global_batch_size=256", "eval_batch_size=10", "trainer.max_epochs=4"),
 )
+FORM = "{:,.0f} images/s"
 SMALL = ("data=digits", "model.width=16", "global_batch_size=64", "trainer.max_epochs=6")
 
 
@@ -51,12 +52,8 @@ def _side_by_side(num_rounds: int, overrides: Sequence[str], counts: Sequence[in
     one = {"1": lambda: _images_per_s(1, overrides)}
     several = {str(count): lambda count=count: _images_per_s(count, overrides) for count in counts}
     rates = alternate(num_rounds, **one, **several)
-    rows = [
-        row(f"{name} process{'es' * (name != '1')}", values, "{:.0f} images/s")
-        for name, values in rates.items()
-    ]
-    return rows + [
-        row(f"{count} processes : 1 process", ratios(rates[str(count)], rates["1"]), "{:.3f}")
+    return [
+        ratio_row(f"{count} processes : 1 process", rates[str(count)], rates["1"], FORM)
         for count in counts
     ]
 
@@ -100,18 +97,11 @@ def virtual_shards(num_rounds: int = 3) -> list[Row]:
         rates = alternate(
             num_rounds, **{name: lambda way=way: speed(*way) for name, way in ways.items()}
         )
-        rows += [row(f"{size}x{size}, {name}", rates[name], "{:.0f} images/s") for name in ways]
         for name, aim in {**aims, of_two: ">= 0.95"}.items():
             if name in rates:
                 below = rates["2 processes" if name == of_two else "no virtual shards"]
-                rows.append(
-                    row(
-                        f"{size}x{size}, {name} : none",
-                        ratios(rates[name], below),
-                        "{:.2f}",
-                        aim=aim,
-                    )
-                )
+                what = f"{size}x{size}, {name} : none"
+                rows.append(ratio_row(what, rates[name], below, FORM, aim=aim))
     return rows
 
 

@@ -35,7 +35,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import ENVIRON, ROOT, TRAIN
-from benchmarks.table import Row, alternate, parser, progress, publish, ratios, row
+from benchmarks.table import Row, alternate, parser, progress, publish, ratio_row
 from lockstep.assembly import data_record
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import ImageTable, list_classes
@@ -266,31 +266,38 @@ def measure(
     rows: list[Row] = []
     for way in ways:
         way_costs = [costs[f"{way}, {count:,}"] for count in counts]
-        memories_mib = [
-            [cost.memory_mib for cost in costs_of_count] for costs_of_count in way_costs
-        ]
-        items_us: list[list[float]] = []
-        for count, costs_of_count, memory_mib in zip(counts, way_costs, memories_mib, strict=True):
-            pairs = zip(costs_of_count, way_costs[0], strict=True)
-            added_s = [cost.seconds - fixed.seconds for cost, fixed in pairs]
-            items_us.append([1e6 * seconds / max(1, count - counts[0]) for seconds in added_s])
-            times = row(
-                f"{way}, {count:,} {noun}s", [cost.seconds for cost in costs_of_count], "{:.2f} s"
-            )
-            item = f", {median(items_us[-1]):,.0f} µs per {noun}" if count > counts[0] else ""
-            text = f"{times.median}{item}, {median(memory_mib):,.0f} MiB"
-            rows.append(times._replace(median=text))
-        sizes = f"{counts[-1]:,} : {counts[1]:,} {noun}s"
-        what = f"{way}: time per {noun}, {sizes}"
-        fixed_s, small_s = (median(cost.seconds for cost in way_costs[number]) for number in (0, 1))
-        if small_s > MIN_GROWTH * fixed_s:
-            times = ratios(items_us[-1], items_us[1])
-            rows.append(row(what, times, "{:.2f}", aim="<= 1.3"))
-        else:
-            rows.append(Row(what, "nothing but the fixed cost at the second size", "", num_rounds))
-        if memory_aim:
-            memories = ratios(memories_mib[-1], memories_mib[1])
-            rows.append(row(f"{way}: memory, {sizes}", memories, "{:.2f}", aim=memory_aim))
+        rows += _growth(way, counts, way_costs, noun, memory_aim)
+    return rows
+
+
+def _growth(
+    way: str, counts: Sequence[int], costs: Sequence[Sequence[Cost]], noun: str, memory_aim: str
+) -> list[Row]:
+    """Return the rows of a way: its costs at each number of items, and how they grow."""
+    num_rounds = len(costs[0])
+    seconds = [median(cost.seconds for cost in costs_of_count) for costs_of_count in costs]
+    memories_mib = [[cost.memory_mib for cost in costs_of_count] for costs_of_count in costs]
+    times = ", ".join(f"{time_s:,.2f} s" for time_s in seconds)
+    memory = ", ".join(f"{median(memory_mib):,.0f}" for memory_mib in memories_mib)
+    sizes = ", ".join(f"{count:,}" for count in counts)
+    rows = [Row(f"{way}: {sizes} {noun}s", f"{times}; {memory} MiB", "", num_rounds)]
+
+    what = f"{way}: time per {noun}, {counts[-1]:,} : {counts[1]:,}"
+    if seconds[1] > MIN_GROWTH * seconds[0]:
+        small_us, large_us = (
+            [
+                1e6 * (cost.seconds - fixed.seconds) / (counts[number] - counts[0])
+                for cost, fixed in zip(costs[number], costs[0], strict=True)
+            ]
+            for number in (1, -1)
+        )
+        rows.append(ratio_row(what, large_us, small_us, "{:,.0f} µs", aim="<= 1.3"))
+    else:
+        rows.append(Row(what, "nothing but the fixed cost at the second size", "", num_rounds))
+    if memory_aim:
+        what = f"{way}: memory, {counts[-1]:,} : {counts[1]:,}"
+        large_mib, small_mib = memories_mib[-1], memories_mib[1]
+        rows.append(ratio_row(what, large_mib, small_mib, "{:,.0f} MiB", aim=memory_aim))
     return rows
 
 

@@ -1,7 +1,7 @@
 """Steps: the overhead of Lockstep over a raw loop, and its speed compared with common loops.
 
-`python -m benchmarks.step`, or one of `resnet18` and `overhead`. A round of the first takes three
-minutes on two cores, in float32, in bfloat16 and compiled.
+`python -m benchmarks.step`, or one of `resnet18`, `compiled` and `overhead`. A round takes at most
+three minutes on two cores.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.loops import Task, bare, lockstep, raw, template
-from benchmarks.table import Row, alternate, measure, progress, ratios, row
+from benchmarks.table import Row, alternate, measure, progress, ratio_row, row
 from lockstep.assembly.precision import bfloat16_unit
 
 RESNET18 = {
@@ -70,15 +70,19 @@ def resnet18(num_rounds: int = 5) -> list[Row]:
         rows += _beside(
             "bfloat16", FULL._replace(precision="bfloat16"), {"raw loop": raw}, num_rounds
         )
-    return rows + _beside(
-        "float32, compiled", FULL._replace(is_compiled=True), {"raw loop": raw}, num_rounds
-    )
+    return rows
+
+
+def compiled(num_rounds: int = 5) -> list[Row]:
+    """Time the same with `compile=true`, in float32."""
+    task = FULL._replace(is_compiled=True)
+    return _beside("float32, compiled", task, {"raw loop": raw}, num_rounds)
 
 
 def _beside(
     kind: str, task: Task, others: dict[str, Callable[[Task], float]], num_rounds: int
 ) -> list[Row]:
-    """Images/s of Lockstep and of other loops, and their quotients."""
+    """Compare images/s of Lockstep with those of other loops."""
     progress(f"ResNet-18, {kind}")
     times = alternate(
         num_rounds,
@@ -88,19 +92,14 @@ def _beside(
         },
     )
     speed = {name: [task.batch_size / value for value in values] for name, values in times.items()}
+    form = "{:,.0f} images/s"
     return [
-        *(row(f"{name}, {kind}", values, "{:.0f} images/s") for name, values in speed.items()),
-        *(
-            row(
-                f"Lockstep : {name}, {kind}",
-                ratios(speed["Lockstep"], speed[name]),
-                "{:.3f}",
-                aim=AIMS[name],
-            )
-            for name in others
-        ),
+        ratio_row(
+            f"Lockstep : {name}, {kind}", speed["Lockstep"], speed[name], form, aim=AIMS[name]
+        )
+        for name in others
     ]
 
 
 if __name__ == "__main__":
-    measure(resnet18=("step", resnet18), overhead=("step", overhead))
+    measure(resnet18=("step", resnet18), compiled=("step", compiled), overhead=("step", overhead))

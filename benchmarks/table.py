@@ -71,6 +71,15 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
+def ratio_row(
+    what: str, above: Sequence[float], below: Sequence[float], form: str, *, aim: str = ""
+) -> Row:
+    """Return the row of the quotients, with both medians written by `form` behind that of them."""
+    quotients = row(what, ratios(above, below), "{:.2f}", aim=aim)
+    medians = [form.format(statistics.median(values)) for values in (above, below)]
+    return quotients._replace(median=f"{quotients.median} ({' : '.join(medians)})")
+
+
 def device() -> str:
     """Return the GPU, or the CPU with its number of cores."""
     facts = describe()

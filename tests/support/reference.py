@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -32,8 +32,9 @@ schema and `conf/`; a test
 fails when it is not current. `python train.py --help` prints the same for the options that you \
 choose there.
 
-A setting is set by `setting=value`, a group by `group=option`. The effect of a setting decides \
-when it may change:
+A setting is set by `setting=value`, a group by `group=option`. Options with the same settings \
+share a table, with one
+value for all of them, or one for each. The effect of a setting decides when it may change:
 
 | decides | that is | on `resume=` | when a sweep resumes | between the jobs of a sweep |
 | --- | --- | --- | --- | --- |
@@ -72,6 +73,7 @@ parameter.
 """
 PACKAGES = ("data", "models", "tasks", "callbacks", "distributed")
 ENTRY = "+parameters.NAME={pattern:'^fc',lr_factor:1.0,weight_decay:null,frozen_epochs:0}"
+Tree = dict[str, Any]
 LINE_LENGTH = 100  # of a signature in one line
 
 
@@ -87,23 +89,21 @@ def configuration() -> str:
     ]
     tree = _tree()
     tops = [key for key in tree if not isinstance(tree[key], dict)]
-    lines += _table("At the top", tree, tops)
+    lines += _table({"At the top": tree}, tops)
     for name in (key for key in tree if isinstance(tree[key], dict)):
         if name in CALLED:
-            for option in options[name]:
-                chosen = _tree(f"{name}={option}")
-                lines += _table(
-                    f"`{name}={option}`", chosen, [key for key, _ in leaves(chosen[name], name)]
-                )
+            trees = {f"`{name}={option}`": _tree(f"{name}={option}") for option in options[name]}
         else:
-            lines += _table(f"`{name}`", tree, [key for key, _ in leaves(tree[name], name)])
+            trees = {f"`{name}`": tree}
+        for alike in _alike(trees, name):
+            lines += _table(alike, _keys(next(iter(alike.values())), name))
     for title, name, override in (
         ("`search=tpe`", "search", "search=tpe"),
         ("An entry of `parameters`", "parameters", ENTRY),
         ("`benchmark`, of `lockstep benchmark` alone", "benchmark", "+benchmark=default"),
     ):
         chosen = _tree(override)
-        lines += _table(title, chosen, [key for key, _ in leaves(chosen[name], name)])
+        lines += _table({title: chosen}, _keys(chosen, name))
     return "\n".join(lines) + "\n"
 
 
@@ -111,26 +111,46 @@ def _word(decided: Scope) -> str:
     return decided.name.lower()
 
 
-def _tree(*overrides: str) -> dict[str, Any]:
+def _tree(*overrides: str) -> Tree:
     tree: Any = OmegaConf.to_container(compose_config(overrides))
     return tree
 
 
-def _table(title: str, tree: dict[str, Any], keys: list[str]) -> Iterator[str]:
-    """A heading, the purpose of the section, and a row for each key."""
-    yield f"\n## {title}\n"
-    if "." in keys[0] and (purpose := descriptions.purpose(tree, keys[0].partition(".")[0])):
-        yield f"{purpose}\n"
+def _keys(tree: Tree, name: str) -> list[str]:
+    return [key for key, _ in leaves(tree[name], name) if not key.endswith("._partial_")]
+
+
+def _alike(trees: Mapping[str, Tree], name: str) -> Iterable[dict[str, Tree]]:
+    """Group the trees whose section has the same settings, but for their values."""
+    groups: dict[tuple[object, ...], dict[str, Tree]] = {}
+    for title, tree in trees.items():
+        settings = [(key, *_description(tree, key)) for key in _keys(tree, name)]
+        groups.setdefault(tuple(settings), {})[title] = tree
+    return groups.values()
+
+
+def _table(trees: Mapping[str, Tree], keys: list[str]) -> Iterator[str]:
+    """A heading with the titles, the purposes of the section, and a row for each key."""
+    yield f"\n## {', '.join(trees)}\n"
+    section = keys[0].partition(".")[0]
+    purposes = [descriptions.purpose(tree, section) for tree in trees.values() if "." in keys[0]]
+    if any(purposes):
+        yield " ".join(dict.fromkeys(purposes)) + "\n"
     yield COLUMNS
     for key in keys:
-        if not key.endswith("._partial_"):
-            yield _row(tree, key)
+        yield _row(trees, key)
 
 
-def _row(tree: dict[str, Any], key: str) -> str:
-    path = key.split(".")
-    kind, meaning = descriptions.describe(tree, path)
-    cells = (f"`{key}`", f"`{literal(at(tree, path))}`", kind, _word(scope(key, tree)), meaning)
+def _description(tree: Tree, key: str) -> tuple[str, str, str]:
+    """Type and range of a setting, what it decides, and its meaning."""
+    kind, meaning = descriptions.describe(tree, key.split("."))
+    return kind, _word(scope(key, tree)), meaning
+
+
+def _row(trees: Mapping[str, Tree], key: str) -> str:
+    values = [f"`{literal(at(tree, key.split('.')))}`" for tree in trees.values()]
+    value = values[0] if len(set(values)) == 1 else ", ".join(values)
+    cells = (f"`{key}`", value, *_description(next(iter(trees.values())), key))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

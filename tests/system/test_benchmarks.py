@@ -77,9 +77,7 @@ def test_scale_rows() -> None:
     ways = {"list class folders": scale.DATA_WAYS["list class folders"]}
     found = scale.measure(scale.write_images, ways, (10, 20, 40), "image", 1, "<= 1.1")
     assert [row.what for row in found] == [
-        "list class folders, 10 images",
-        "list class folders, 20 images",
-        "list class folders, 40 images",
-        "list class folders: time per image, 40 : 20 images",
-        "list class folders: memory, 40 : 20 images",
+        "list class folders: 10, 20, 40 images",
+        "list class folders: time per image, 40 : 20",
+        "list class folders: memory, 40 : 20",
     ]

@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from lockstep.assembly.session import Session, open_session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
+from lockstep.data.images.random_states import keep_random_states
 from lockstep.inference import embed, predict, selective
 from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier
@@ -101,15 +101,13 @@ def _keep_global_state() -> Iterator[None]:
     It consists of random states, the search path, the current GPU and the precision of float32
     products.
     """
-    states, path = (random.getstate(), np.random.get_state()), list(sys.path)
+    path = list(sys.path)
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     current_gpu = torch.cuda.current_device() if gpus else 0
-    with torch.random.fork_rng(gpus), keep_float32():
+    with keep_random_states(), torch.random.fork_rng(gpus), keep_float32():
         try:
             yield
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
             sys.path[:] = path
             if torch.cuda.is_initialized():
                 torch.cuda.set_device(current_gpu)

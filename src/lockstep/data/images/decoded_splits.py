@@ -76,9 +76,7 @@ class Decoding:
     def cache_folder(self) -> Path:
         """Return the folder of these images in the cache."""
         assert self.cache is not None
-        # The hashes of earlier caches contain the class name View.
-        description = str(self.preprocessing).replace("Preprocessing", "View")
-        settings = f"{FORMAT} {self.channels} {description} {self.table.origin}"
+        settings = f"{FORMAT} {self.channels} {self.preprocessing} {self.table.origin}"
         code = hashlib.blake2b(os.fsencode(settings), digest_size=4).hexdigest()
         size = "x".join(map(str, self.preprocessing.size or ("full",)))
         return (

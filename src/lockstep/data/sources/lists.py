@@ -273,22 +273,27 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
     return cells
 
 
-def _csv(path: Path, setting: str) -> tuple[list[str], Sequence[int], Columns]:
+def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
+    numbers: list[int] = []
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [uncell(cell) for cell in next(reader, [])]
-            rows = [(reader.line_num, [uncell(cell) for cell in row]) for row in reader if row]
+            columns: list[list[str]] = [[] for _ in header]
+            for row in filter(None, reader):
+                if len(row) != len(header):
+                    problem = f"has {len(row)} cells, but the first line has {len(header)}"
+                    raise ValueError(
+                        f"{setting}, row {reader.line_num} {problem}: write one for each column."
+                    )
+                numbers.append(reader.line_num)
+                for column, cell in zip(columns, row, strict=True):
+                    column.append(uncell(cell))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8."
         ) from error
-    for number, row in rows:
-        if len(row) != len(header):
-            problem = f"has {len(row)} cells, but the first line has {len(header)}"
-            raise ValueError(f"{setting}, row {number} {problem}: write one for each column.")
-    columns = {column: [row[position] for _, row in rows] for position, column in enumerate(header)}
-    return header, [number for number, _ in rows], columns
+    return header, numbers, dict(zip(header, columns, strict=True))
 
 
 def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
