@@ -39,6 +39,8 @@ and the first difference is printed, or a training failed; 2: errors in the conf
 """
 AddParser = Callable[..., argparse.ArgumentParser]  # Adds a parser of a command.
 PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
+# These commands print no JSON, or have parsers of their own.
+WITHOUT_JSON = ("train", "model", "jobs", "board", "data", "schema")
 # Several commands share the help of these arguments.
 OVERRIDES = "as for lockstep train"
 RUN = "run folder, or latest"
@@ -120,13 +122,16 @@ def _parser() -> argparse.ArgumentParser:
     _declare_export(add_parser)
     _declare_board(add_parser)
     data.add_commands(_declare(add_parser, "data", "check and fetch images", _run_data))
-    _declare_machine(add_parser)
+    _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
     _declare(
         add_parser,
         "schema",
         "print a JSON Schema of the files in conf/, for editors",
         _run_schema,
     )
+    for command, command_parser in commands.choices.items():
+        if command not in WITHOUT_JSON:
+            json_output.add_option(command_parser)
     return parser
 
 
@@ -225,7 +230,6 @@ def _declare_new(add_parser: AddParser) -> None:
         metavar="NAME",
         help="name of the project, and of the folder to create",
     )
-    json_output.add_option(parser)
 
 
 def _run_new(arguments: argparse.Namespace) -> int:
@@ -255,7 +259,6 @@ def _declare_benchmark(add_parser: AddParser) -> None:
     )
     parser.add_argument("-h", "--help", action="store_true", dest="is_help")
     _add_overrides(parser, OVERRIDES)
-    json_output.add_option(parser)
 
 
 def _run_benchmark(arguments: argparse.Namespace) -> int:
@@ -288,7 +291,6 @@ def _declare_verify(add_parser: AddParser) -> None:
         "in the precision of the configuration",
     )
     _add_overrides(parser, OVERRIDES)
-    json_output.add_option(parser)
 
 
 def _run_verify(arguments: argparse.Namespace) -> int:
@@ -336,7 +338,6 @@ def _declare_status(add_parser: AddParser) -> None:
         default="latest",
         help="folder of a run or a sweep, default: latest",
     )
-    json_output.add_option(parser)
 
 
 def _run_status(arguments: argparse.Namespace) -> int:
@@ -365,7 +366,6 @@ def _declare_runs(add_parser: AddParser) -> None:
         default="-started",
         help="column, metric or typed setting; --sort=-COLUMN: largest first; default: -started",
     )
-    json_output.add_option(parser)
 
 
 def _run_runs(arguments: argparse.Namespace) -> int:
@@ -387,7 +387,6 @@ def _declare_compare(add_parser: AddParser) -> None:
         metavar="run",
         help="run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings",
     )
-    json_output.add_option(parser)
 
 
 def _run_compare(arguments: argparse.Namespace) -> int:
@@ -412,7 +411,6 @@ def _declare_stop(add_parser: AddParser) -> None:
         default="lockstep stop",
         help="recorded in the status of the run",
     )
-    json_output.add_option(parser)
 
 
 def _run_stop(arguments: argparse.Namespace) -> int:
@@ -456,7 +454,6 @@ def _declare_labels(add_parser: AddParser) -> None:
     )
     _add_network_options(parser)
     _add_worker_options(parser)
-    json_output.add_option(parser)
 
 
 def _declare_eval(add_parser: AddParser) -> None:
@@ -486,7 +483,6 @@ def _declare_eval(add_parser: AddParser) -> None:
     _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
-    json_output.add_option(parser)
 
 
 def _declare_predict(add_parser: AddParser) -> None:
@@ -509,7 +505,6 @@ def _declare_predict(add_parser: AddParser) -> None:
     _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
-    json_output.add_option(parser)
 
 
 def _declare_embed(add_parser: AddParser) -> None:
@@ -530,7 +525,6 @@ def _declare_embed(add_parser: AddParser) -> None:
     parser.add_argument("--strict", action="store_true", help=STRICT)
     _add_network_options(parser)
     _add_worker_options(parser)
-    json_output.add_option(parser)
 
 
 def _declare_export(add_parser: AddParser) -> None:
@@ -551,7 +545,6 @@ def _declare_export(add_parser: AddParser) -> None:
     parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
     parser.add_argument("--flip", action="store_true", help=FLIP)
     _add_network_options(parser)
-    json_output.add_option(parser)
 
 
 def _run_export(arguments: argparse.Namespace) -> int:
@@ -595,11 +588,6 @@ def _run_board(arguments: argparse.Namespace) -> int:
 
 def _run_data(arguments: argparse.Namespace) -> int:
     return data.run_data_command(arguments, _enter_project())
-
-
-def _declare_machine(add_parser: AddParser) -> None:
-    parser = _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
-    json_output.add_option(parser)
 
 
 def _run_machine(arguments: argparse.Namespace) -> int:
