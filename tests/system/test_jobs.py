@@ -238,7 +238,7 @@ def test_folder_during_submission(tools: Path, tmp_path: Path, is_refused: bool)
         f"cat {folder.job_file} > {tmp_path}/seen; {'exit 1' if is_refused else ANSWERS}",
     )
     with contextlib.suppress(ConfigError):
-        submission.submit_all([folder], [config_of()], base=folder, name="it")
+        submission.submit_all([(folder, config_of())], submission.Work("it"), base=folder)
     assert (tmp_path / "seen").read_bytes() == before[folder.job_file]
     if is_refused:
         assert {
@@ -356,7 +356,7 @@ def test_secrets_of_submission(
     config = config_of(
         "cluster.setup=['export HF_TOKEN=hunter2']", "+strategy.variables.HF_TOKEN=hunter2"
     )
-    submission.submit_all([folder], [config], base=folder, name="it")
+    submission.submit_all([(folder, config)], submission.Work("it"), base=folder)
     shutil.rmtree(folder.code)  # these tests are in it
     assert keepers(folder.path) == {"config.yaml", "job.json", "17_submission.sh"}
     commands.run_jobs_command(["show", str(folder.path)])

@@ -171,7 +171,8 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_worker_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that compute a trained network in workers."""
+    """Add the settings and options of commands that compute a trained network in workers."""
+    _add_network_options(parser)
     parser.add_argument(
         "--devices",
         metavar="N",
@@ -452,7 +453,6 @@ def _declare_labels(add_parser: AddParser) -> None:
             "default: labels.csv"
         ),
     )
-    _add_network_options(parser)
     _add_worker_options(parser)
 
 
@@ -480,7 +480,6 @@ def _declare_eval(add_parser: AddParser) -> None:
         help="new folder for report.json, the confusion matrix, and the worst mistakes",
     )
     parser.add_argument("--flip", action="store_true", help=FLIP)
-    _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
 
@@ -502,7 +501,6 @@ def _declare_predict(add_parser: AddParser) -> None:
     parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
     parser.add_argument("--strict", action="store_true", help=STRICT)
     parser.add_argument("--flip", action="store_true", help=FLIP)
-    _add_network_options(parser)
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
     _add_worker_options(parser)
 
@@ -523,7 +521,6 @@ def _declare_embed(add_parser: AddParser) -> None:
         help="array to write, NAME.npy; names of its rows: NAME.npy.csv",
     )
     parser.add_argument("--strict", action="store_true", help=STRICT)
-    _add_network_options(parser)
     _add_worker_options(parser)
 
 

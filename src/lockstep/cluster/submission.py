@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from lockstep.assembly import checkpoints
 from lockstep.cluster import background, code, jobs, record, slurm
@@ -27,6 +27,18 @@ from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
 from lockstep.system.provenance import project_root
 from lockstep.system.terminal import show_table
+
+
+class Work(NamedTuple):
+    """What the tasks of a job do: train their runs, or execute a command of Lockstep.
+
+    Every task executes the `command`, or only one if `is_head`.
+    """
+
+    name: str
+    task: str = "train"
+    command: Sequence[str] = ()
+    is_head: bool = False
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
@@ -52,7 +64,7 @@ def start(config: Config, overrides: Sequence[str], path: Path | None) -> tuple[
             overrides,
             checkpoints.initial_checkpoint(config.init_from),
         )
-        _submit(folder, config, config.run_name)
+        _submit(folder, config, Work(config.run_name))
         if path is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)
     return folder, 0
@@ -114,26 +126,22 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         return folder, 0
     with runner.lock_run(folder):  # It raises an error if another process trains the run.
         pass
-    _submit(folder, config, config.run_name)
+    _submit(folder, config, Work(config.run_name))
     return folder, 0
 
 
-def _submit(folder: RunFolder, config: Config, name: str, **options: Any) -> None:
+def _submit(folder: RunFolder, config: Config, work: Work) -> None:
     """Submit a run or a command, and print how to follow it. Raises ConfigError."""
     with interruptible():
-        (job,) = submit_all([folder], [config], base=folder, name=name, **options)
+        (job,) = submit_all([(folder, config)], work, base=folder)
         _show(folder, job, config)
 
 
 def submit_all(
-    folders: Sequence[RunFolder],
-    configs: Sequence[Config],
+    runs: Sequence[tuple[RunFolder, Config]],
+    work: Work,
     *,
     base: RunFolder,
-    name: str,
-    task: str = "train",
-    command: Sequence[str] = (),
-    is_head: bool = False,
     old_code: Path | None = None,
     cwd: Path | None = None,
 ) -> list[Record]:
@@ -146,9 +154,9 @@ def submit_all(
     The run folders change only after the scheduler has accepted. A job waits for its record before
     it reads them.
     """
-    cluster, workers = configs[0].cluster, resolve_workers(configs[0])
-    job_names = [name] if command else [config.run_name for config in configs]
-    if any((config.cluster, resolve_workers(config)) != (cluster, workers) for config in configs):
+    folders, first_config = [folder for folder, _ in runs], runs[0][1]
+    cluster, workers = first_config.cluster, resolve_workers(first_config)
+    if any((config.cluster, resolve_workers(config)) != (cluster, workers) for _, config in runs):
         raise ConfigError(
             Error(
                 "conflict",
@@ -170,15 +178,19 @@ def submit_all(
                 ]
             else:
                 paths = slurm.JobPaths(files=base.job_files, code=code_copy, cwd=cwd)
-                slurm_executor = slurm.executor(configs[0], name=name, paths=paths, is_head=is_head)
+                slurm_executor = slurm.executor(
+                    first_config, name=work.name, paths=paths, is_head=work.is_head
+                )
                 submissions = slurm.submit(slurm_executor, folders)
-            runs = zip(folders, configs, job_names, earlier_records, submissions, strict=True)
-            for folder, config, run_name, earlier_record, (job_id, log, pid) in runs:
+            for (folder, config), earlier_record, (job_id, log, pid) in zip(
+                runs, earlier_records, submissions, strict=True
+            ):
+                name = work.name if work.command else config.run_name
                 job_record = Record(
                     id=job_id,
                     engine=cluster.name,
-                    name=run_name,
-                    task=task,
+                    name=name,
+                    task=work.task,
                     cluster=cluster.model_dump(),
                     num_nodes=workers.num_nodes,
                     workers_per_node=workers.num_local,
@@ -190,17 +202,17 @@ def submit_all(
                     host=socket.gethostname(),
                     pid=pid,
                     earlier=(*earlier_record.earlier, earlier_record.id) if earlier_record else (),
-                    command=tuple(command),
-                    is_head=is_head,
+                    command=tuple(work.command),
+                    is_head=work.is_head,
                 )
                 if is_from_here:
                     project.record_copy(folder, project_root(), code_copy)
-                if command:
+                if work.command:
                     config_file.save(config, folder.job_config)
                 else:
                     config_file.save(job_config(config), folder.config)
                 folder.forget_end()  # The files are those of an earlier session.
-                old_status = {"state": "not started", "name": run_name, **folder.read_status()}
+                old_status = {"state": "not started", "name": name, **folder.read_status()}
                 new_status = {
                     "reason": "submitted: see lockstep jobs",
                     "exit_code": None,
@@ -231,7 +243,7 @@ def submit_command(
 
     Every task executes the command, or only one if `is_head`.
     """
-    _submit(folder, config, name, task="command", command=arguments, is_head=is_head)
+    _submit(folder, config, Work(name, "command", arguments, is_head))
 
 
 def add_ignored_conf(arguments: Sequence[str]) -> list[str]:
@@ -262,16 +274,9 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     if errors:
         raise ConfigError(*errors)
     with interruptible():
+        work = Work(job.name, job.task, job.command, job.is_head)
         return submit_all(
-            [folder],
-            [config],
-            base=folder,
-            name=job.name,
-            task=job.task,
-            command=job.command,
-            is_head=job.is_head,
-            old_code=old_code,
-            cwd=Path(job.cwd),
+            [(folder, config)], work, base=folder, old_code=old_code, cwd=Path(job.cwd)
         )[0]
 
 

@@ -75,13 +75,12 @@ def submit(ledger: Ledger, prepared_trials: Sequence[tuple[Trial, Config]]) -> N
     # trials.
     ledger.write()
     if queue:
+        task = "train" if config.sweep.test == "all" else "train-without-test"
         with submission.interruptible():
             records = submission.submit_all(
-                [trial.folder for trial, _ in queue],
-                [trial_config for _, trial_config in queue],
+                [(trial.folder, trial_config) for trial, trial_config in queue],
+                submission.Work(_name(config), task),
                 base=RunFolder(ledger.path),
-                name=_name(config),
-                task="train" if config.sweep.test == "all" else "train-without-test",
             )
             for (trial, _), record in zip(queue, records, strict=True):
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]

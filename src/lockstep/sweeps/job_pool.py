@@ -54,11 +54,9 @@ class JobPool:
     def _submit(self, trial: Trial, task: str) -> Record:
         config = self._configs[trial.number]
         (record,) = submission.submit_all(
-            [trial.folder],
-            [config],
+            [(trial.folder, config)],
+            submission.Work(config.run_name, task),
             base=self._ledger.stop_flag,
-            name=config.run_name,
-            task=task,
             old_code=self._code,
         )
         self._code = Path(record.code)

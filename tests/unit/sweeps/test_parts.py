@@ -593,20 +593,20 @@ class Cluster:
 
     def submit(
         self,
-        folders: Sequence[RunFolder],
-        configs: Sequence[Config],
+        runs: Sequence[tuple[RunFolder, Config]],
+        work: submission.Work,
         *,
         old_code: Path | None,
         **options: Any,
     ) -> list[Record]:
-        ((folder,), job) = folders, str(10 + len(self.states))
+        (((folder, _),), job) = runs, str(10 + len(self.states))
         if self.error:
             raise ConfigError(Error("failed", "", "sbatch refused the job", self.error))
         self.copies.append(old_code)
         known = {
             "id": job,
             "engine": "slurm",
-            "task": options["task"],
+            "task": work.task,
             "code": str(old_code or "copy"),
         }
         record = Record(**job_records.fields(**known))

@@ -282,9 +282,9 @@ def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
             columns: list[list[str]] = [[] for _ in header]
             for row in filter(None, reader):
                 if len(row) != len(header):
-                    problem = f"has {len(row)} cells, but the first line has {len(header)}"
                     raise ValueError(
-                        f"{setting}, row {reader.line_num} {problem}: write one for each column."
+                        f"{setting}, row {reader.line_num} has {len(row)} cells, but the first "
+                        f"line has {len(header)}: write one for each column."
                     )
                 numbers.append(reader.line_num)
                 for column, cell in zip(columns, row, strict=True):
