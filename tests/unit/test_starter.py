@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lockstep
-from lockstep.cli import main
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.starter import project
 
@@ -22,11 +22,6 @@ class Installed:
     def read_text(self, name: str) -> str | None:
         assert name == "direct_url.json"
         return None if self._origin is None else json.dumps(self._origin)
-
-
-def new(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["lockstep", "new", *words])
-    return main._command()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +69,7 @@ def test_new_project_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    run_lockstep: Callable[..., int],
     name: str,
     error: str,
 ) -> None:
@@ -82,6 +78,6 @@ def test_new_project_refused(
     monkeypatch.chdir(tmp_path / "A-B")
     Path("here").mkdir()
     Path("file").touch()
-    assert new(monkeypatch, name) == EXIT_CONFIG
+    assert run_lockstep("new", name) == EXIT_CONFIG
     assert error in capsys.readouterr().err
     assert sorted(path.name for path in Path().iterdir()) == ["file", "here"]

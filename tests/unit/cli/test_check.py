@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from benchmarks import near_duplicates
-from lockstep.cli import main
 from lockstep.cli.check import check
 from lockstep.config.composing import compose
 from lockstep.data.duplicates import find_duplicates
@@ -23,9 +22,7 @@ from tests.support.image_files import read, write_image, write_list, write_liste
 
 
 @pytest.fixture(autouse=True)
-def _a_place_without_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def _a_place_without_gpus(in_tmp_path: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.cli.check.num_visible_gpus", lambda: 0)
 
 
@@ -88,7 +85,6 @@ def test_broken_and_duplicate_files(root: Path, capsys: pytest.CaptureFixture[st
 
 
 LIST = ("data=list", "data.file=list.csv", "data.split_column=split", "data.image_size=8")
-NUMBERS = ("data.target_columns=[kg]", "data.targets=numbers")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,12 @@ NUMBERS = ("data.target_columns=[kg]", "data.targets=numbers")
         (LIST, (0, "a", "0", "test"), ["leak"], EXIT_FAILED),
         (LIST, (1, "a", "1", "train"), ["contradiction"], EXIT_FAILED),
         # numbers may differ for one image
-        ((*LIST, *NUMBERS), (1, "b", "7", "train"), ["duplicate"], 0),
+        (
+            (*LIST, "data.target_columns=[kg]", "data.targets=numbers"),
+            (1, "b", "7", "train"),
+            ["duplicate"],
+            0,
+        ),
     ],
 )
 def test_file_listed_twice(
@@ -199,17 +200,14 @@ def test_targets_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
     assert "test has 10 in digits/" in test
 
 
-DATASET = ("data=dataset", "data.mean=[0.5]", "data.std=[0.5]")
-
-
 def test_broken_dataset_sample(capsys: pytest.CaptureFixture[str]) -> None:
-    train = "{_target_: tests.support.sources.Turned, count: 20, broken: 4}"
-    (line,) = facts_of(capsys, *DATASET, f"data.train={train}", code=EXIT_FAILED)["broken"]
+    train = "data.train={_target_: tests.support.sources.Turned, count: 20, broken: 4}"
+    dataset = ("data=dataset", "data.mean=[0.5]", "data.std=[0.5]", train)
+    (line,) = facts_of(capsys, *dataset, code=EXIT_FAILED)["broken"]
     assert line.startswith("data.train: sample 4 cannot be made (OSError: half a file, in ")
 
 
 @pytest.mark.parametrize("command", ["check", "fetch"])
-def test_folder_argument(root: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_folder_argument(root: Path, run_lockstep: Callable[..., int], command: str) -> None:
     for words in ([root.name, "data.image_size=11"], ["data.image_size=11", root.name]):
-        monkeypatch.setattr(sys, "argv", ["lockstep", "data", command, *words, "strategy=cpu"])
-        assert main._command() == 0
+        assert run_lockstep("data", command, *words, "strategy=cpu") == 0

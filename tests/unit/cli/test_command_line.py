@@ -1,12 +1,12 @@
 """Words of a command line: overrides on any side of options, and commands that do not exist."""
 
 import shlex
-import sys
+from collections.abc import Callable
 
 import pytest
 import yaml
 
-from lockstep.cli import command_line, composed, main, train
+from lockstep.cli import command_line, composed, train
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import project
 from lockstep.runs.folder import EXIT_CONFIG
@@ -82,10 +82,9 @@ def test_option_refused_with_setting(
     ],
 )
 def test_unknown_command_suggestion(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, error: str
+    run_lockstep: Callable[..., int], capsys: pytest.CaptureFixture[str], line: str, error: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["lockstep", *line.split()])
-    assert main._command() == EXIT_CONFIG
+    assert run_lockstep(*line.split()) == EXIT_CONFIG
     assert error in capsys.readouterr().err
 
 

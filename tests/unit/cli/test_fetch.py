@@ -1,7 +1,6 @@
 """`lockstep data fetch` downloads what a job needs, and prints where it is."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ from lockstep.config.errors import ConfigError
 from tests.support.copies import contents, shown
 from tests.support.image_files import write_folder
 
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, str]:

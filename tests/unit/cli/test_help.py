@@ -14,8 +14,8 @@ from lockstep.system import hardware
 from tests.support.harness import ROOT
 
 
+@pytest.mark.usefixtures("in_tmp_path")
 def test_example_commands_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "flowers").mkdir()
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 4)
     lines = [

@@ -17,19 +17,38 @@ from tests.support.harness import write_run
 
 
 @pytest.mark.parametrize(
-    ("output", "reason"),
+    ("output", "overrides", "kind", "reason"),
     [
-        ("network.h5", r"--output network\.h5: name a file that ends in \.onnx or \.pt2\."),
+        (
+            "network.h5",
+            [],
+            ValueError,
+            r"--output network\.h5: name a file that ends in \.onnx or \.pt2\.",
+        ),
         (
             "network.onnx",
+            [],
+            ValueError,
             r"--output network\.onnx needs onnxscript: pip install onnxscript, or name a file",
+        ),
+        *(
+            ("network.pt2", [text], ConfigError, rf"^{re.escape(text)} .* float32")
+            for text in ("trainer.precision=float32", "++trainer.precision=bfloat16")
         ),
     ],
 )
-def test_export_output_refused(monkeypatch: pytest.MonkeyPatch, output: str, reason: str) -> None:
+def test_export_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    output: str,
+    overrides: list[str],
+    kind: type[Exception],
+    reason: str,
+) -> None:
     monkeypatch.setattr(export.signatures, "is_there", lambda package: package != "onnxscript")
-    with pytest.raises(ValueError, match=reason):
-        export.run_export(argparse.Namespace(output=output, run="latest", overrides=[]), Path())
+    monkeypatch.setattr(export.inference, "open_run", lambda *_: pytest.fail("opened"))
+    arguments = argparse.Namespace(output=output, run="latest", overrides=overrides)
+    with pytest.raises(kind, match=reason):
+        export.run_export(arguments, Path())
 
 
 @pytest.mark.parametrize(
@@ -49,14 +68,6 @@ def test_export_foreign_run(tmp_path: Path, is_trusted: bool, reason: str) -> No
         export.run_export(arguments, Path())
 
 
-@pytest.mark.parametrize("text", ["trainer.precision=float32", "++trainer.precision=bfloat16"])
-def test_precision_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(export.inference, "open_run", lambda *_: pytest.fail("opened"))
-    arguments = argparse.Namespace(output="network.pt2", run="latest", overrides=[text])
-    with pytest.raises(ConfigError, match=rf"^{re.escape(text)} .* float32"):
-        export.run_export(arguments, Path())
-
-
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
@@ -65,10 +76,8 @@ def test_precision_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         ("drawn.csv", r"--output: drawn\.png exists: remove it, or name another file\."),
     ],
 )
-def test_labels_output_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, reason: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_labels_output_refused(tmp_path: Path, output: str, reason: str) -> None:
     for name in ("done.csv", "drawn.png"):
         Path(name).touch()
     with pytest.raises(ValueError, match=reason):

@@ -5,13 +5,13 @@ Variables of a launcher that are left in a shell do not matter.
 
 import os
 import sys
+from collections.abc import Callable
 
 import pytest
 
 import lockstep.benchmark.command
 import lockstep.cli.inference
 import lockstep.verify.command
-from lockstep.cli import main
 from lockstep.config.saved import project
 from lockstep.system.launcher import outer_world
 
@@ -29,15 +29,11 @@ BATCH_SCRIPT = {
     "SLURM_NTASKS": "2",
     "SLURM_JOB_NODELIST": "n2",
 }
-SALLOC = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-ONE_OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started(no_launcher: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The commands that were not refused, in a process without variables of a launcher."""
-    for name in {*TORCHRUN, *STEP, *BATCH_SCRIPT, "MASTER_ADDR"}:
-        monkeypatch.delenv(name, raising=False)
     found: list[str] = []
 
     def start(*_: object, **__: object) -> int:
@@ -52,51 +48,40 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def code_of(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]) -> int:
-    for key, value in variables.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setattr(sys, "argv", ["lockstep", *COMMANDS[name]])
-    return main._command()
-
-
 @pytest.mark.parametrize(
-    ("name", "launcher", "variables"),
+    ("name", "variables", "code", "refused"),
     [
-        ("benchmark", "torchrun", TORCHRUN),
-        ("verify", "torchrun", TORCHRUN),
-        ("verify", "srun", STEP),
-    ],
-)
-def test_several_processes_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    started: list[str],
-    name: str,
-    launcher: str,
-    variables: dict[str, str],
-) -> None:
-    assert code_of(monkeypatch, name, variables) == 2
-    assert started == []
-    assert f"{launcher} started 2 processes of lockstep {name}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "variables", "num_ranks"),
-    [
-        ("predict", TORCHRUN, 2),
-        ("predict", STEP, 2),
-        ("predict", {}, 0),
-        ("verify", BATCH_SCRIPT, 0),
-        ("verify", SALLOC, 0),
-        ("verify", ONE_OF_TORCHRUN, 0),
+        ("benchmark", TORCHRUN, 2, "torchrun"),
+        ("verify", TORCHRUN, 2, "torchrun"),
+        ("verify", STEP, 2, "srun"),
+        ("predict", TORCHRUN, 2, ""),
+        ("predict", STEP, 2, ""),
+        ("predict", {}, 0, ""),
+        ("verify", BATCH_SCRIPT, 0, ""),
+        # in a shell of salloc
+        (
+            "verify",
+            {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"},
+            0,
+            "",
+        ),
+        ("verify", {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, 0, ""),
     ],
 )
 def test_launcher_processes(
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     started: list[str],
+    run_lockstep: Callable[..., int],
     name: str,
     variables: dict[str, str],
-    num_ranks: int,
+    code: int,
+    refused: str,
 ) -> None:
-    assert code_of(monkeypatch, name, variables) == num_ranks
-    assert started == [name]
+    """A command that is not refused returns the number of ranks of its launcher."""
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+    assert run_lockstep(*COMMANDS[name]) == code
+    assert started == ([] if refused else [name])
+    message = f"{refused} started 2 processes of lockstep {name}"
+    assert (message in capsys.readouterr().err) == bool(refused)

@@ -16,7 +16,6 @@ from lockstep.config import overrides
 from lockstep.config.composing.compose import CONF, DEFAULT, SCHEMA, Source
 from lockstep.config.errors import ConfigError
 from lockstep.starter.project import FILES
-from lockstep.system import hardware, processes
 from lockstep.system.trees import at
 from tests.support import schema
 from tests.support.harness import ROOT
@@ -62,13 +61,7 @@ def test_conf_files_valid(path: Path) -> None:
     assert errors(tree_of(path), line[2]) == []
 
 
-@pytest.fixture
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
-    monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
-
-
-@pytest.mark.usefixtures("_in_this_process")
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     "path", sorted(WRONG.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}"
 )

@@ -9,23 +9,20 @@ import yaml
 
 from lockstep.config import build
 from lockstep.config.checks import pretrained_preprocessing
-from lockstep.config.checks.validation import check_config
-from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.target_sections import Open
 from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import RunFolder
 from lockstep.system.trees import at
-
-TEXTS = ["${oc.env:HOME}", "???", r"\\\${x}"]
+from tests.support.composed import config_of
 
 
 def section(**arguments: Any) -> Open:
     return Open.model_validate({"_target_": "builtins.dict", **arguments})
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", ["${oc.env:HOME}", "???", r"\\\${x}"])
 def test_text_unchanged(text: str, tmp_path: Path) -> None:
     """A target receives a text as it is typed, without interpolation."""
     nested = {"_target_": "builtins.dict", "_args_": [{"b": text}], "a": [text]}
@@ -33,7 +30,7 @@ def test_text_unchanged(text: str, tmp_path: Path) -> None:
     wanted = {**given, "nested": {"b": text, "a": [text]}, "supplied": text}
     assert build.build(section(**given, nested=nested), supplied=text) == wanted
     assert build.build(section(**given, nested=nested, _partial_=True))(supplied=text) == wanted
-    config = check_config(compose_config(["data=synthetic"]))
+    config = config_of("data=synthetic")
     cluster = config.cluster.model_copy(update={"constraint": text})
     config_file.save(config.model_copy(update={"cluster": cluster}), tmp_path / "config.yaml")
     assert config_file.load(tmp_path / "config.yaml").cluster.constraint == text
@@ -82,14 +79,12 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
         ((*OF_TIMM, "model.name=resnet18.nothing"), (1.0, "bilinear")),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_resolve_pretrained_preprocessing(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
-    monkeypatch.setattr(
-        pretrained_preprocessing.processes, "call", lambda function, *given: function(*given)
-    )
     pretrained_preprocessing._preprocessing_of.cache_clear()
-    config = check_config(compose_config(["data=image_folder", "data.root=x", *texts]))
+    config = config_of("data=image_folder", "data.root=x", *texts)
     settled = build.resolve_config(config)
     arguments = settled.data.arguments()
     assert (arguments["crop_percent"], arguments["interpolation"]) == expected
@@ -100,7 +95,7 @@ def test_resolve_pretrained_preprocessing(
 
 
 def test_load_other_version(tmp_path: Path) -> None:
-    tree = config_file.to_tree(check_config(compose_config(["data=image_folder", "data.root=x"])))
+    tree = config_file.to_tree(config_of("data=image_folder", "data.root=x"))
     del tree["data"]["fit"], tree["augment"]["rotation"]
     run = RunFolder(tmp_path)
     write_atomically(run.config, yaml.safe_dump(tree))
@@ -155,7 +150,7 @@ GONE = object()
     ],
 )
 def test_load_earlier_version(tmp_path: Path, texts: list[str], earlier: dict[str, Any]) -> None:
-    config = check_config(compose_config(texts))
+    config = config_of(*texts)
     tree = config_file.to_tree(config)
     for key, value in earlier.items():
         *above, name = key.split(".")

@@ -16,22 +16,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware
 from lockstep.system.launcher import outer_world
 
-VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_WORLD_SIZE")
-VARIABLES += (
-    "SLURM_JOB_ID",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_NTASKS",
-    "SLURM_STEP_NUM_TASKS",
-)
-VARIABLES += ("SLURM_GPUS_ON_NODE", "SLURM_STEP_TASKS_PER_NODE")
-
-
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.mark.parametrize("asked", [None, 1])
@@ -119,81 +104,45 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 SINGLE, ON_CPU = {"strategy": "single_device"}, {"strategy": "cpu"}
-WORKERS = [
-    (0, {}, {}, Workers(1, 1, 1, ())),
-    (0, {}, {"devices": 4}, Workers(4, 4, 1, ())),
-    (4, {}, {}, Workers(4, 4, 1, (0, 1, 2, 3))),
-    (4, {}, {"devices": 2}, Workers(2, 2, 1, (0, 1))),
-    (4, {}, {"devices": [3, 1]}, Workers(2, 2, 1, (3, 1))),
-    (4, {}, SINGLE, Workers(1, 1, 1, (0,))),
-    (4, {}, {**SINGLE, "devices": [2]}, Workers(1, 1, 1, (2,))),
-    (4, {}, {**ON_CPU, "devices": 8}, Workers(8, 8, 1, ())),
-    (1, {}, {"backend": "nccl"}, Workers(1, 1, 1, (0,))),
-    (1, {}, {"is_compiled": True}, Workers(1, 1, 1, (0,))),
-    (2, {}, {"worker_weights": [2, 0]}, Workers(2, 2, 1, (0, 1))),
-    (4, torchrun(8, 4), {}, Workers(8, 4, 1, (0, 1, 2, 3))),
-    (4, torchrun(8, 4), {"num_nodes": 2}, Workers(8, 4, 2, (0, 1, 2, 3))),
-    (4, torchrun(8, 4), {"num_nodes": 2, "devices": 4}, Workers(8, 4, 2, (0, 1, 2, 3))),
-    (0, torchrun(3), {}, Workers(3, 3, 1, ())),
-    (2, torchrun(4), ON_CPU, Workers(4, 4, 1, ())),
-    # srun --gpus-per-task: each task sees its own GPUs alone, numbered from 0
-    (1, srun(4, 4), {}, Workers(4, 4, 1, (0, 0, 0, 0))),
-    (1, srun(4, 4), {"devices": 4}, Workers(4, 4, 1, (0, 0, 0, 0))),
-    (1, srun(4, 4), {"strategy": "ddp", "backend": "nccl"}, Workers(4, 4, 1, (0, 0, 0, 0))),
-    (1, srun(4, 4), ON_CPU, Workers(4, 4, 1, ())),
-    (2, srun(4, 8), {}, Workers(4, 4, 1, (0, 0, 0, 0))),
-    (1, srun(4, 2, "2(x2)"), {"num_nodes": 2}, Workers(4, 2, 2, (0, 0))),
-    (1, srun(4, 2, "2(x2)"), {"num_nodes": 2, "devices": 2}, Workers(4, 2, 2, (0, 0))),
-    (1, srun(4, 2, "2(x2)"), {}, Workers(4, 2, 1, (0, 0))),
-    (1, srun(7, 3, "3(x2),1", 0), {"worker_weights": [1] * 7}, Workers(7, 3, 1, (0, 0, 0))),
-    (1, srun(7, 3, "3(x2),1", 1), {}, Workers(7, 3, 1, (0, 0, 0))),
-    (1, srun(7, 1, "3(x2),1", 2), {}, Workers(7, 1, 1, (0,))),
-    # tasks that see the same GPUs
-    (4, srun(4, 4), {}, Workers(4, 4, 1, (0, 1, 2, 3))),
-    (4, srun(1, 4), {}, Workers(1, 1, 1, (0,))),
-    (4, srun(2, 4), {"devices": [3, 1]}, Workers(2, 2, 1, (3, 1))),
-]
-ERRORS = [
-    (2, {}, {"devices": 4}, "trainer.devices=4", "use trainer.devices=2, or strategy=cpu"),
-    (2, {}, {"devices": [0, 2]}, "trainer.devices=[0,2]", "use numbers from 0 to 1"),
-    (0, {}, {"devices": [0, 1]}, "trainer.devices=[0,1]", "use trainer.devices=2"),
-    (2, {}, {"devices": [0, 0]}, "trainer.devices=[0,0]", "each GPU once"),
-    (2, {}, {"devices": []}, "trainer.devices=[]", "at least one"),
-    (2, {}, {**ON_CPU, "devices": [0]}, "trainer.devices=[0]", "strategy=cpu uses none"),
-    (0, {}, {**SINGLE, "devices": 2}, "strategy=single_device", "not 2"),
-    (0, {}, {"backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
-    (1, {}, {**ON_CPU, "backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
-    (0, {}, {"is_compiled": True}, "compile=true", "C++ compiler"),
-    (
-        2,
-        {},
-        {"worker_weights": [2, 1, 1]},
-        "trainer.worker_weights=[2,1,1]",
-        "3 entries for 2 workers",
-    ),
-    (2, {}, {"worker_weights": [0, 0]}, "trainer.worker_weights=[0,0]", "no weight above 0"),
-    (4, {}, {"num_nodes": 2}, "trainer.num_nodes=2", "torchrun --nnodes=2"),
-    (0, srun(1), {"devices": 2}, "trainer.devices=2", "srun --nodes=1 --ntasks-per-node=2"),
-    (0, torchrun(3), {"devices": 2}, "trainer.devices=2", "torchrun --nproc-per-node=2"),
-    (2, torchrun(4), {}, "torchrun started 4 workers", "start 2"),
-    (
-        1,
-        srun(4, 3, "3,1"),
-        {"devices": 2, "num_nodes": 2},
-        "trainer.devices=2",
-        socket.gethostname(),
-    ),
-    (1, srun(2, 1), {}, "srun started 2 workers", "--gpus-per-task=1"),
-    # --gpu-bind=closest: two tasks to a pair
-    (2, srun(4, 4), {}, "srun started 4 workers", "with 2 GPUs"),
-    (1, srun(2, 2), {"devices": [0, 1]}, "trainer.devices=[0,1]", "use trainer.devices=2"),
-    # the number of workers of a machine is missing
-    (0, {**torchrun(2), "LOCAL_WORLD_SIZE": ""}, {}, "LOCAL_WORLD_SIZE", ""),
-    (2, {**torchrun(2), "LOCAL_WORLD_SIZE": ""}, {"devices": 2}, "LOCAL_WORLD_SIZE", ""),
-]
 
 
-@pytest.mark.parametrize(("num_gpus", "variables", "settings", "expected"), WORKERS)
+@pytest.mark.parametrize(
+    ("num_gpus", "variables", "settings", "expected"),
+    [
+        (0, {}, {}, Workers(1, 1, 1, ())),
+        (0, {}, {"devices": 4}, Workers(4, 4, 1, ())),
+        (4, {}, {}, Workers(4, 4, 1, (0, 1, 2, 3))),
+        (4, {}, {"devices": 2}, Workers(2, 2, 1, (0, 1))),
+        (4, {}, {"devices": [3, 1]}, Workers(2, 2, 1, (3, 1))),
+        (4, {}, SINGLE, Workers(1, 1, 1, (0,))),
+        (4, {}, {**SINGLE, "devices": [2]}, Workers(1, 1, 1, (2,))),
+        (4, {}, {**ON_CPU, "devices": 8}, Workers(8, 8, 1, ())),
+        (1, {}, {"backend": "nccl"}, Workers(1, 1, 1, (0,))),
+        (1, {}, {"is_compiled": True}, Workers(1, 1, 1, (0,))),
+        (2, {}, {"worker_weights": [2, 0]}, Workers(2, 2, 1, (0, 1))),
+        (4, torchrun(8, 4), {}, Workers(8, 4, 1, (0, 1, 2, 3))),
+        (4, torchrun(8, 4), {"num_nodes": 2}, Workers(8, 4, 2, (0, 1, 2, 3))),
+        (4, torchrun(8, 4), {"num_nodes": 2, "devices": 4}, Workers(8, 4, 2, (0, 1, 2, 3))),
+        (0, torchrun(3), {}, Workers(3, 3, 1, ())),
+        (2, torchrun(4), ON_CPU, Workers(4, 4, 1, ())),
+        # srun --gpus-per-task: each task sees its own GPUs alone, numbered from 0
+        (1, srun(4, 4), {}, Workers(4, 4, 1, (0, 0, 0, 0))),
+        (1, srun(4, 4), {"devices": 4}, Workers(4, 4, 1, (0, 0, 0, 0))),
+        (1, srun(4, 4), {"strategy": "ddp", "backend": "nccl"}, Workers(4, 4, 1, (0, 0, 0, 0))),
+        (1, srun(4, 4), ON_CPU, Workers(4, 4, 1, ())),
+        (2, srun(4, 8), {}, Workers(4, 4, 1, (0, 0, 0, 0))),
+        (1, srun(4, 2, "2(x2)"), {"num_nodes": 2}, Workers(4, 2, 2, (0, 0))),
+        (1, srun(4, 2, "2(x2)"), {"num_nodes": 2, "devices": 2}, Workers(4, 2, 2, (0, 0))),
+        (1, srun(4, 2, "2(x2)"), {}, Workers(4, 2, 1, (0, 0))),
+        (1, srun(7, 3, "3(x2),1", 0), {"worker_weights": [1] * 7}, Workers(7, 3, 1, (0, 0, 0))),
+        (1, srun(7, 3, "3(x2),1", 1), {}, Workers(7, 3, 1, (0, 0, 0))),
+        (1, srun(7, 1, "3(x2),1", 2), {}, Workers(7, 1, 1, (0,))),
+        # tasks that see the same GPUs
+        (4, srun(4, 4), {}, Workers(4, 4, 1, (0, 1, 2, 3))),
+        (4, srun(1, 4), {}, Workers(1, 1, 1, (0,))),
+        (4, srun(2, 4), {"devices": [3, 1]}, Workers(2, 2, 1, (3, 1))),
+    ],
+)
 def test_workers(
     machine: Machine, num_gpus: int, variables: Any, settings: Any, expected: Workers
 ) -> None:
@@ -201,7 +150,47 @@ def test_workers(
     assert machine.resolve(**settings) == expected
 
 
-@pytest.mark.parametrize(("num_gpus", "variables", "settings", "key", "part"), ERRORS)
+@pytest.mark.parametrize(
+    ("num_gpus", "variables", "settings", "key", "part"),
+    [
+        (2, {}, {"devices": 4}, "trainer.devices=4", "use trainer.devices=2, or strategy=cpu"),
+        (2, {}, {"devices": [0, 2]}, "trainer.devices=[0,2]", "use numbers from 0 to 1"),
+        (0, {}, {"devices": [0, 1]}, "trainer.devices=[0,1]", "use trainer.devices=2"),
+        (2, {}, {"devices": [0, 0]}, "trainer.devices=[0,0]", "each GPU once"),
+        (2, {}, {"devices": []}, "trainer.devices=[]", "at least one"),
+        (2, {}, {**ON_CPU, "devices": [0]}, "trainer.devices=[0]", "strategy=cpu uses none"),
+        (0, {}, {**SINGLE, "devices": 2}, "strategy=single_device", "not 2"),
+        (0, {}, {"backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
+        (1, {}, {**ON_CPU, "backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
+        (0, {}, {"is_compiled": True}, "compile=true", "C++ compiler"),
+        (
+            2,
+            {},
+            {"worker_weights": [2, 1, 1]},
+            "trainer.worker_weights=[2,1,1]",
+            "3 entries for 2 workers",
+        ),
+        (2, {}, {"worker_weights": [0, 0]}, "trainer.worker_weights=[0,0]", "no weight above 0"),
+        (4, {}, {"num_nodes": 2}, "trainer.num_nodes=2", "torchrun --nnodes=2"),
+        (0, srun(1), {"devices": 2}, "trainer.devices=2", "srun --nodes=1 --ntasks-per-node=2"),
+        (0, torchrun(3), {"devices": 2}, "trainer.devices=2", "torchrun --nproc-per-node=2"),
+        (2, torchrun(4), {}, "torchrun started 4 workers", "start 2"),
+        (
+            1,
+            srun(4, 3, "3,1"),
+            {"devices": 2, "num_nodes": 2},
+            "trainer.devices=2",
+            socket.gethostname(),
+        ),
+        (1, srun(2, 1), {}, "srun started 2 workers", "--gpus-per-task=1"),
+        # --gpu-bind=closest: two tasks to a pair
+        (2, srun(4, 4), {}, "srun started 4 workers", "with 2 GPUs"),
+        (1, srun(2, 2), {"devices": [0, 1]}, "trainer.devices=[0,1]", "use trainer.devices=2"),
+        # the number of workers of a machine is missing
+        (0, {**torchrun(2), "LOCAL_WORLD_SIZE": ""}, {}, "LOCAL_WORLD_SIZE", ""),
+        (2, {**torchrun(2), "LOCAL_WORLD_SIZE": ""}, {"devices": 2}, "LOCAL_WORLD_SIZE", ""),
+    ],
+)
 def test_workers_refused(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,

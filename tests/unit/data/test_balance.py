@@ -21,14 +21,13 @@ from tests.support.plans import Plan
 from tests.support.sources import labeled
 
 repeatable = settings(max_examples=40, deadline=None, derandomize=True)
-COUNTS = st.lists(st.integers(1, 30), min_size=2, max_size=6)
-BALANCE = st.floats(0.01, 1)
-CLASSES = torch.tensor([0] * 45 + [1] * 5).repeat(2)  # 9 : 1
-NINE_TO_ONE = partial(order, CLASSES, torch.tensor(sizes_of([90, 10], 1)))
+NINE_TO_ONE = partial(
+    order, torch.tensor([0] * 45 + [1] * 5).repeat(2), torch.tensor(sizes_of([90, 10], 1))
+)
 
 
 @repeatable
-@given(COUNTS, BALANCE, st.integers(0, 3))
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=6), st.floats(0.01, 1), st.integers(0, 3))
 def test_epoch_balanced(counts: list[int], balance: float, epoch: int) -> None:
     classes = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(1))]
@@ -77,20 +76,6 @@ def plan_draws(indices: torch.Tensor, shard: Shard) -> torch.Tensor:
     drawn_by = repeats(shard, len(indices))
     assert drawn_by is not None
     return drawn_by[: shard.hi - shard.lo]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data.balance=1", "task.class_weights=balanced"], "data.balance=1.*task.class_weights"),
-        (["data.balance=1", "trainer.overfit_batches=1"], "data.balance=0"),
-        (["data.fold=5", "data.folds=5"], "data.fold=5 .*data.folds=5"),
-        (["data.fold=1"], "data.fold=1 .*data.folds=null"),
-    ],
-)
-def test_contradicting_settings_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan(overrides)
 
 
 def without_class_3() -> Splits:

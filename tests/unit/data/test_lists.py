@@ -66,12 +66,12 @@ def test_missing_splits(tmp_path: Path) -> None:
     assert [int(name[-6:-4]) for name in splits.test.names] == [16, 17, 18, 19]
 
 
-def test_relative_and_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("in_tmp_path")
+def test_relative_and_absolute_paths(tmp_path: Path) -> None:
     file = write_listed(tmp_path / "images")
     expected = read(file, split_column="split")
     rows = list(csv.DictReader(file.read_text().splitlines()))
     absolute = [row | {"path": str(tmp_path / "images" / row["path"])} for row in rows]
-    monkeypatch.chdir(tmp_path)
     for place in (
         {"file": write_list(tmp_path / "absolute.csv", absolute)},
         {"file": write_list(tmp_path / "relative.csv", rows), "root": "images"},
@@ -192,11 +192,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_bad_cells_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("text", "changes", "lines"), BROKEN.values(), ids=BROKEN)
+def test_bad_cells_refused(
+    tmp_path: Path, text: str, changes: dict[str, Any], lines: list[str]
+) -> None:
     for number in range(5):
         write_image(tmp_path / f"x{number}.png", seed=number)
-    text, changes, lines = BROKEN[name]
     (tmp_path / "list.csv").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - each line is looked at
         read(tmp_path / "list.csv", **{"split_column": "split", **changes})

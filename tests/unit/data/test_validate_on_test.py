@@ -1,5 +1,6 @@
 """data.validate_on_test: no source splits off a validation, and a given test or fold is kept."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,7 @@ def config_of(*overrides: str, is_used: bool = True) -> Config:
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def files(in_tmp_path: None, tmp_path: Path) -> None:
     write_folder(tmp_path / "images")
     for part, count in (("train", 12), ("test", 4)):
         write_folder(tmp_path / "given" / part, count=count)
@@ -75,27 +75,29 @@ def test_split_test(overrides: tuple[str, ...]) -> None:
     assert [len(part) for part in images.values()] == [len(splits.train), 0, len(splits.test)]
 
 
-def test_given_val_refused() -> None:
+def refusal(refuse: Callable[..., object], *given: object) -> tuple[str, str]:
+    """The code and the key of the only error."""
+    with pytest.raises(ConfigError) as caught:
+        refuse(*given)
+    (error,) = caught.value.errors
+    return error.code, error.key
+
+
+@pytest.mark.parametrize(
+    ("override", "is_used", "expected"),
+    [
+        ("data.root=three", True, ("conflict", "data.validate_on_test=true")),
+        ("data.val_fraction=0", False, ("missing", "data._target_=lockstep.data.image_folder")),
+    ],
+    ids=["given val", "no val"],
+)
+def test_val_refused(override: str, is_used: bool, expected: tuple[str, str]) -> None:
     for part in ("train", "val", "test"):
         write_folder(Path("three") / part, count=2)
-    config = config_of(*FOLDER, "data.root=three")
-    with pytest.raises(ConfigError) as caught:
-        refuse_unfit_images(config, source(config.data))
-    (error,) = caught.value.errors
-    assert (error.code, error.key) == ("conflict", "data.validate_on_test=true")
-
-
-def test_no_val_refused() -> None:
-    config = config_of(*FOLDER, "data.val_fraction=0", is_used=False)
-    with pytest.raises(ConfigError) as caught:
-        refuse_unfit_images(config, source(config.data))
-    (error,) = caught.value.errors
-    assert (error.code, error.key) == ("missing", "data._target_=lockstep.data.image_folder")
+    config = config_of(*FOLDER, override, is_used=is_used)
+    assert refusal(refuse_unfit_images, config, source(config.data)) == expected
 
 
 def test_best_trial_refused() -> None:
     check_inputs([config_of("data=digits", "sweep.test=all")])
-    with pytest.raises(ConfigError) as caught:
-        check_inputs([config_of("data=digits")])
-    (error,) = caught.value.errors
-    assert (error.code, error.key) == ("conflict", "sweep.test=best")
+    assert refusal(check_inputs, [config_of("data=digits")]) == ("conflict", "sweep.test=best")

@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from lockstep.config.checks import validation
-from lockstep.config.composing.compose import compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.launch import parent, runner, worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, RunFolder
 from lockstep.system.launcher import World
 from lockstep.trials import out_of_fold
+from tests.support.composed import config_of
 
 FOLDS = ["trainer.devices=2", "strategy=ddp", "silent=true", "data.folds=2", "data.fold=0"]
 
@@ -43,7 +42,7 @@ def test_fold_reported_once_unlocked(
         assert folder.is_locked()
         return code
 
-    config = validation.check_config(compose_config(FOLDS))
+    config = config_of(*FOLDS)
     folder = RunFolder(tmp_path)
     config_file.save(config, folder.config)
     world = None if rank is None else World("torchrun", rank, rank, 0, 2)
@@ -62,14 +61,12 @@ def test_fold_reported_once_unlocked(
 
 
 @pytest.mark.parametrize("is_rejected", [True, False])
-def test_rejected_run_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rejected: bool
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_rejected_run_leaves_nothing(tmp_path: Path, is_rejected: bool) -> None:
     before = tmp_path / "outputs/2026-11-20/before"
     before.mkdir(parents=True)
     (tmp_path / "outputs/latest").symlink_to("2026-11-20/before")
-    config = validation.check_config(compose_config(["silent=true"]))
+    config = config_of("silent=true")
     error = ConfigError if is_rejected else OSError
     with contextlib.suppress(error), runner.new_run(config, [], None) as folder:
         assert folder.is_locked()
@@ -81,9 +78,9 @@ def test_rejected_run_leaves_nothing(
     assert (tmp_path / "outputs/latest").resolve() == (before if is_rejected else folder.path)
 
 
-def test_new_run_in_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = validation.check_config(compose_config(["silent=true"]))
+@pytest.mark.usefixtures("in_tmp_path")
+def test_new_run_in_run_folder(tmp_path: Path) -> None:
+    config = config_of("silent=true")
     with runner.new_run(config, [], tmp_path / "run") as folder:
         pass
     saved = folder.config.read_text()
@@ -96,7 +93,7 @@ def test_new_run_in_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_resume_run_of_other_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = validation.check_config(compose_config(["strategy=cpu"]))
+    config = config_of("strategy=cpu")
     folder = RunFolder(tmp_path)
     config_file.save(config, folder.config)
     folder.note(environment={"packages": {"lockstep": "0.0.1"}})

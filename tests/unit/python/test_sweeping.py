@@ -1,6 +1,5 @@
 """Sweeps and jobs from Python."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,8 @@ from lockstep.python.sweeping import submit
         (["cluster=local", "seed"], "^'seed' cannot be read"),
     ],
 )
-def test_submit_invalid_overrides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], error: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.mark.usefixtures("in_tmp_path")
+def test_submit_invalid_overrides(tmp_path: Path, typed: list[str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         submit(typed)
     assert list(tmp_path.iterdir()) == []

@@ -2,17 +2,15 @@
 
 import gzip
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from lockstep.cli import main
 from lockstep.config.saved import config_file
-from lockstep.trials.differences import paired_test, unpaired_test
+from lockstep.trials.differences import Difference, paired_test, unpaired_test
 from lockstep.trials.ledger import Ledger
 from tests.support.harness import plan
 
@@ -26,14 +24,12 @@ def tree() -> dict[str, Any]:
 
 @pytest.fixture
 def said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_tmp_path: None, run_lockstep: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> Any:
     """Exit code and output of `lockstep compare`, in this process and in a pipe."""
-    monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["lockstep", "compare", *words])
-        code = main._command()
+        code = run_lockstep("compare", *words)
         captured = capsys.readouterr()
         return code, captured.out + captured.err
 
@@ -99,29 +95,35 @@ def differences_of(said: Any, *sides: str) -> list[dict[str, Any]]:
     return json.loads(said(*sides, "--json")[1])["differences"]
 
 
-def test_compare_other_seeds(tmp_path: Path, tree: Any, said: Any) -> None:
-    """They are compared by their means, and a running trial is left out."""
+@pytest.mark.parametrize(
+    ("seeds", "expected", "counts"),
+    [
+        (
+            {f"seed={seed}7": values[1] for seed, values in PAIRS.items()} | {"seed=5": None},
+            unpaired_test(*zip(*PAIRS.values(), strict=True)),
+            [4, 4],
+        ),
+        (
+            {f"seed={seed}": PAIRS[seed][1] for seed in "023"},
+            paired_test([PAIRS[seed][1] - PAIRS[seed][0] for seed in "023"], are_folds=False),
+            [3],
+        ),
+    ],
+    ids=["other seeds and a running one", "a seed is missing"],
+)
+def test_compare_other_seeds(
+    tmp_path: Path,
+    tree: Any,
+    said: Any,
+    seeds: dict[str, float | None],
+    expected: Difference,
+    counts: list[int],
+) -> None:
+    """Without a common seed they are compared by their means; a running trial is left out."""
     sweep(tmp_path / "a", tree, {f"seed={seed}": values[0] for seed, values in PAIRS.items()})
-    sweep(
-        tmp_path / "b",
-        tree,
-        {f"seed={seed}7": values[1] for seed, values in PAIRS.items()} | {"seed=5": None},
-    )
-    expected = unpaired_test(*zip(*PAIRS.values(), strict=True))
+    sweep(tmp_path / "b", tree, seeds)
     (found,) = differences_of(said, "a", "b")
-    assert found.items() >= {**expected._asdict(), "counts": [4, 4]}.items()
-
-
-def test_compare_missing_seed(tmp_path: Path, tree: Any, said: Any) -> None:
-    sweep(tmp_path / "a", tree, {f"seed={seed}": values[0] for seed, values in PAIRS.items()})
-    sweep(
-        tmp_path / "c",
-        tree,
-        {f"seed={seed}": values[1] for seed, values in PAIRS.items() if seed != "1"},
-    )
-    expected = paired_test([PAIRS[seed][1] - PAIRS[seed][0] for seed in "023"], are_folds=False)
-    (found,) = differences_of(said, "a", "c")
-    assert found["p"] == expected.p
+    assert found.items() >= {**expected._asdict(), "counts": counts}.items()
 
 
 def test_compare_all_settings(tmp_path: Path, tree: Any, said: Any) -> None:
