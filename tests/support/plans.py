@@ -43,14 +43,9 @@ class Plan:
     def loader(
         self, rank: int = 0, worker_weights: list[int] | None = None, *, epoch: int = 0
     ) -> ShardLoader:
+        """Load 1x2x3 pixels that hold the number of the image, and labels that are twice that."""
+        numbers = torch.arange(self.num_samples)
+        pixels = numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous()
         return ShardLoader(
-            numbered_images(self.num_samples), self.of(rank, worker_weights, epoch=epoch)
+            ShardDataset(pixels, 2 * numbers), self.of(rank, worker_weights, epoch=epoch)
         )
-
-
-def numbered_images(num_samples: int) -> ShardDataset:
-    """1x2x3 pixels that hold the number of the image, its label twice that."""
-    numbers = torch.arange(num_samples)
-    return ShardDataset(
-        numbers.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 3).contiguous(), 2 * numbers
-    )

@@ -244,9 +244,10 @@ def test_kernel_compiles(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, given = getattr(norm_kernels, name), COMPILED[name]
-    constants = {"rows": 64, "channels": 8}
     constants = {
-        argument: value for argument, value in constants.items() if argument in kernel.arg_names
+        argument: value
+        for argument, value in (("rows", 64), ("channels", 8))
+        if argument in kernel.arg_names
     }
     types = {
         argument: given.get(argument, SCALARS.get(argument, "*fp32"))

@@ -172,11 +172,6 @@ def test_dropout_per_channel() -> None:
     assert min(len(kept.unique(dim=0)), kept.unique(dim=1).shape[1]) > 1
 
 
-def test_missing_shard_refused() -> None:
-    with pytest.raises(ValueError, match="has no shard"):
-        layer_of()(torch.ones(3, 4))
-
-
 def test_mask_per_layer_epoch_step() -> None:
     masks = [
         dropped(layer_of(keys=(seed, "dropout", path)), torch.ones(20, 20), shard)
@@ -229,11 +224,20 @@ def test_stochastic_depth_any_shards(
     assert abs(torch.stack(steps).double().mean() - 0.7) < 0.07
 
 
-def test_wrong_num_rows_refused() -> None:
-    """Windows of an image, say: which rows belong to which sample is not known."""
-    layer = ExactDropout(p=0.5, per_channel=False, keys=(1, "dropout", "blocks.0.drop"))
-    with pytest.raises(ValueError, match=r"blocks\.0\.drop.* gets 12 rows for 3 samples"):
-        dropped(layer, torch.ones(12, 4), whole(3))
+@pytest.mark.parametrize(
+    ("shard", "error"),
+    [
+        (None, "has no shard"),
+        # windows of an image, say: which rows belong to which sample is not known
+        (whole(3), r"blocks\.0\.drop.* gets 12 rows for 3 samples"),
+    ],
+    ids=["no shard", "wrong number of rows"],
+)
+def test_dropout_refused(shard: Shard | None, error: str) -> None:
+    layer = layer_of(keys=(1, "dropout", "blocks.0.drop"))
+    layer.shard = shard
+    with pytest.raises(ValueError, match=error):
+        layer(torch.ones(12, 4))
 
 
 class Functional(nn.Module):

@@ -83,9 +83,6 @@ def test_rows_not_overwritten(ranks: Ranks) -> None:
     assert ranks.run(3, many_gathers) == [True] * 3
 
 
-# -- several machines ------------------------------------------------------------------------------
-
-
 # -- without shared memory -------------------------------------------------------------------------
 
 
@@ -151,9 +148,10 @@ LOSSES: dict[str, tuple[Callable[[subprocess.Popen[bytes], Segment], None], time
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_rank_lost(other: subprocess.Popen[bytes], loss: str) -> None:
-    lose, timeout, message = LOSSES[loss]
+@pytest.mark.parametrize(("lose", "timeout", "message"), LOSSES.values(), ids=LOSSES)
+def test_rank_lost(
+    other: subprocess.Popen[bytes], lose: Callable[..., None], timeout: timedelta, message: str
+) -> None:
     neighbors, segment = pair(other.pid, timeout)
     lose(other, segment)
     with pytest.raises(RankLost, match=f"rank 1.*{message}") as caught:

@@ -17,9 +17,6 @@ from torch import Tensor
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models import calibration
 
-CPU = torch.device("cpu")
-NAMES = ("bird", "cat", "dog")
-
 
 def drawn_classes(
     count: int = 600, num_classes: int = 5, factor: float = 3.0
@@ -45,16 +42,7 @@ def drawn_labels(count: int = 900) -> tuple[Tensor, Tensor]:
 
 
 def fit(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
-    return calibration.fit(outputs, targets, NAMES, CPU)
-
-
-def fit_by_ranks(outputs: Tensor, targets: Tensor, counts: Sequence[int]) -> dict[str, Any]:
-    shares = list(zip(outputs.split(counts), targets.split(counts), strict=True))
-    with VirtualShards(len(counts), (1,), 1) as ranks:
-        first, *others = ranks.run(lambda rank: fit(*shares[rank]))
-    for other in others:
-        assert all(torch.equal(other[name], first[name]) for name in ("slope", "offset"))
-    return first
+    return calibration.fit(outputs, targets, ("bird", "cat", "dog"), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("factor", [0.02, 1.0, 30.0])
@@ -92,12 +80,16 @@ def test_labels_as_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("drawn", [drawn_classes, drawn_labels])
-@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.1, 0.0, 0.9]])
-def test_any_ranks(drawn: Any, shares: Sequence[float]) -> None:
+@pytest.mark.parametrize("fractions", [[0.5, 0.5], [0.1, 0.0, 0.9]])
+def test_any_ranks(drawn: Any, fractions: Sequence[float]) -> None:
     outputs, targets = drawn()
-    counts = [round(share * len(outputs)) for share in shares]
-    alone, found = fit(outputs, targets), fit_by_ranks(outputs, targets, counts)
+    counts = [round(fraction * len(outputs)) for fraction in fractions]
+    shards = list(zip(outputs.split(counts), targets.split(counts), strict=True))
+    alone = fit(outputs, targets)
+    with VirtualShards(len(counts), (1,), 1) as ranks:
+        found, *others = ranks.run(lambda rank: fit(*shards[rank]))
     for name in ("slope", "offset"):
+        assert all(torch.equal(other[name], found[name]) for other in others)
         torch.testing.assert_close(found[name], alone[name], rtol=1e-12, atol=1e-12)
     assert (found["num_images"], found["note"]) == (alone["num_images"], alone["note"])
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed import collectives
 from lockstep.models.classifier import Classifier, ImageFormat
 from tests.support import modules
@@ -23,7 +22,8 @@ from tests.support.plans import Plan
 IMAGE_FORMAT = ImageFormat(("ape", "bee", "cat", "dog"), (2, 3, 3), (0.25, 0.5), (0.125, 0.75))
 SMOOTHING = 0.1
 NUM_TRAIN, NUM_VAL = 50, 23
-SPLITS = [[1], [1, 1], [3, 1], [1, 0], [1, 1, 1], [2, 0, 1]]
+# nine micro-batches, so that every epoch has other samples: five steps, the last one half full
+TRAINING = Plan(NUM_TRAIN, micro_batch_size=4, accumulate_grad_batches=2, num_batches=9)
 
 # Lightning 2.6 wants worker processes for every loader, and uses what torch 2.15 has renamed,
 # 2026-11-21
@@ -64,22 +64,6 @@ def loader(
     return ShardLoader(images(num_samples), plan.of(rank, worker_weights))
 
 
-def training_batches() -> GlobalBatches:
-    """Nine micro-batches of 4, so that every epoch has other samples.
-
-    They are five optimizer steps, of which the last is half full.
-    """
-    return GlobalBatches(
-        NUM_TRAIN,
-        global_batch_size=8,
-        accumulate_grad_batches=2,
-        shuffle_seed=3,
-        rank=0,
-        worker_weights=[1],
-        num_batches=9,
-    )
-
-
 def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
     """Normalized and computed by hand."""
     mean, std = (
@@ -91,7 +75,7 @@ def logits_of(module: Classifier, pixels: Tensor) -> Tensor:
 # -- the loss --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("worker_weights", SPLITS)
+@pytest.mark.parametrize("worker_weights", [[1], [1, 1], [3, 1], [1, 0], [1, 1, 1], [2, 0, 1]])
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("smoothing", [0.0, SMOOTHING])
 def test_loss_gradient_any_shards(
@@ -148,14 +132,12 @@ def fit() -> tuple[Classifier, Rows]:
     trainer = modules.bare_trainer(
         max_epochs=2, precision="64-true", logger=logger, log_every_n_steps=1
     )
-    trainer.fit(module, ShardLoader(images(NUM_TRAIN), training_batches()), loader(NUM_VAL))
+    trainer.fit(module, ShardLoader(images(NUM_TRAIN), TRAINING.of()), loader(NUM_VAL))
     return module, logger.rows
 
 
 def order_of_epoch(epoch: int) -> list[int]:
-    batches = training_batches()
-    batches.set_epoch(epoch)
-    return [index for batch in batches for index in batch.indices.tolist()]
+    return [index for batch in TRAINING.of(epoch=epoch) for index in batch.indices.tolist()]
 
 
 def train_means(module: Classifier, indices: list[int]) -> dict[str, float]:

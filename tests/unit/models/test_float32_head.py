@@ -50,17 +50,14 @@ def is_rounded(outputs: Tensor) -> bool:
     return torch.equal(outputs, outputs.bfloat16().float())
 
 
-def regression() -> Task:
-    return Regression(loss=nn.MSELoss(reduction="none"))
-
-
 @pytest.mark.parametrize("name", LAST_LAYERS)
 def test_last_layer_float32(name: str) -> None:
     torch.manual_seed(0)
     net = LAST_LAYERS[name]()
     names = list(net.state_dict())
     widen_head(net, 2)
-    outputs, inside = dtypes(copy.deepcopy(net), regression())
+    regression = Regression(loss=nn.MSELoss(reduction="none"))
+    outputs, inside = dtypes(copy.deepcopy(net), regression)
     assert outputs.dtype == torch.float32
     assert not is_rounded(outputs)
     assert inside == {torch.bfloat16}

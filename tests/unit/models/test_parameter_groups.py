@@ -189,11 +189,7 @@ def test_resume_more_epochs(name: str, tmp_path: Path) -> None:
 
 def test_wrong_schedules_refused() -> None:
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
-
-    def backwards(optimizer: Any) -> LRScheduler:
-        return ReduceLROnPlateau(optimizer, mode="min")
-
     with pytest.raises(ValueError, match="has mode=min, but val/accuracy needs mode=max"):
-        Schedule(backwards).build(optimizer, 10)
+        Schedule(lambda optimizer: ReduceLROnPlateau(optimizer, "min")).build(optimizer, 10)
     with pytest.raises(TypeError, match="returns a dict, not a schedule of torch"):
         Schedule(lambda optimizer: {}).build(optimizer, 10)  # pyright: ignore[reportArgumentType]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.data.loader import ShardDataset, ShardLoader
-from lockstep.data.sampler import GlobalBatches
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.classifier import ImageFormat
@@ -39,10 +38,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def batch_of(targets: Tensor, rank: int = 0, worker_weights: tuple[int, ...] = (1,)) -> Batch:
-    batches = GlobalBatches(
-        NUM_TRAIN, global_batch_size=10**6, accumulate_grad_batches=1, shuffle_seed=3,
-        rank=rank, worker_weights=worker_weights, num_batches=None,
-    )  # fmt: skip
+    batches = Plan(NUM_TRAIN, micro_batch_size=10**6).of(rank, [*worker_weights])
     (batch,) = ShardLoader(ShardDataset(digits()[0][:NUM_TRAIN], targets), batches)
     return batch
 

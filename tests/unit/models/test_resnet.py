@@ -9,18 +9,13 @@ from torchvision.models import resnet18
 from lockstep.models.resnet import ResNet18, _widen_channels
 
 SMALL: dict[str, Any] = {
-    "in_channels": 1, "num_classes": 10, "width": 4, "stem": "small", "shortcut_norm": False,
-    "bias": True, "dropout": 0.0, "init": "kaiming",
+    "in_channels": 1, "num_classes": 10, "width": 32, "stem": "small", "shortcut_norm": False,
+    "bias": True, "dropout": 0.0,
 }  # fmt: skip
 IMAGENET: dict[str, Any] = {
     "in_channels": 3, "num_classes": 1000, "width": 64, "stem": "imagenet", "shortcut_norm": True,
     "bias": False, "dropout": 0.0, "init": "kaiming",
 }  # fmt: skip
-
-
-def small(**changes: Any) -> ResNet18:
-    torch.manual_seed(0)
-    return ResNet18(**SMALL | changes)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -54,8 +49,9 @@ def test_widen_channels() -> None:
 
 
 @pytest.mark.parametrize("init", ["kaiming", "normal", "normal_zero", "torch"])
-def test_init_deviation(init: str) -> None:
-    for layer in small(width=32, init=init).modules():
+def test_init_deviation(init: Any) -> None:
+    torch.manual_seed(0)
+    for layer in ResNet18(**SMALL, init=init).modules():
         if isinstance(layer, nn.Conv2d):
             size = layer.kernel_size[0] ** 2
             by_fan_out, by_fan_in = (

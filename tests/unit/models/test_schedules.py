@@ -11,11 +11,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from lockstep.models.schedules import constant, cosine, one_cycle_linear
 
 PEAK = 0.4
-SCHEDULES = [
-    constant,
-    partial(one_cycle_linear, warmup_fraction=0.23),
-    partial(cosine, warmup_fraction=0.1, final_fraction=0.05),
-]
 
 
 def rates(schedule: Callable[[SGD, int], LambdaLR], total_steps: int, steps: int) -> list[float]:
@@ -56,7 +51,12 @@ def test_cosine(total: int, fraction: float, final: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "after"), list(zip(SCHEDULES, [PEAK, 0.0, 0.05 * PEAK], strict=True))
+    ("schedule", "after"),
+    [
+        (constant, PEAK),
+        (partial(one_cycle_linear, warmup_fraction=0.23), 0.0),
+        (partial(cosine, warmup_fraction=0.1, final_fraction=0.05), 0.05 * PEAK),
+    ],
 )
 def test_steps_after_last(schedule: Callable[[SGD, int], LambdaLR], after: float) -> None:
     assert rates(schedule, 20, 30)[20:] == pytest.approx([after] * 10)

@@ -1,20 +1,9 @@
 import hashlib
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.models.weights_hash import weights_hash
-
-
-def state() -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    return {
-        "conv.weight": torch.randn(4, 3, 2, 2),
-        "norm.num_batches_tracked": torch.tensor(7),
-        "bias": torch.randn(4).bfloat16(),
-        "empty": torch.zeros(0, 3),
-        "mask": torch.tensor([True, False]),
-    }
 
 
 def test_names_types_shapes_bytes() -> None:
@@ -26,7 +15,15 @@ def test_names_types_shapes_bytes() -> None:
 
 
 def test_layout_and_order_ignored() -> None:
-    values, expected = state(), weights_hash(state())
+    torch.manual_seed(0)
+    values = {
+        "conv.weight": torch.randn(4, 3, 2, 2),
+        "norm.num_batches_tracked": torch.tensor(7),
+        "bias": torch.randn(4).bfloat16(),
+        "empty": torch.zeros(0, 3),
+        "mask": torch.tensor([True, False]),
+    }
+    expected = weights_hash(values)
     values["conv.weight"] = values["conv.weight"].contiguous(memory_format=torch.channels_last)
     assert not values["conv.weight"].is_contiguous()
     values["bias"] = nn.Parameter(values["bias"].repeat_interleave(2)[::2])
