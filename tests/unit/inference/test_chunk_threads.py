@@ -1,7 +1,7 @@
 """Threads compute chunks of a prediction, wait for nothing, and any number gives the same bits."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,6 @@ def numbered(count: int, size: int, taken: list[int] | None = None) -> Iterator[
         yield number, run
 
 
-def in_order(chunks: Iterable[Chunk]) -> list[Chunk]:
-    return sorted(chunks)
-
-
 @pytest.fixture
 def photographs(tmp_path: Path) -> Images:
     noise = np.random.default_rng(0)
@@ -87,9 +83,9 @@ def test_chunk_rows_and_errors(photographs: Images, count: int) -> None:
     ):
         assert len(taken) <= len(found) + count
         found.append(chunk)
-    rows = "".join(chunk.rows for chunk in in_order(found)).splitlines()
+    rows = "".join(chunk.rows for chunk in sorted(found)).splitlines()
     assert [line.split(",")[0] for line in rows] == [*"012356789"]
-    assert [(chunk.number, len(chunk.errors)) for chunk in in_order(found)] == [
+    assert [(chunk.number, len(chunk.errors)) for chunk in sorted(found)] == [
         (0, 0),
         (1, 1),
         (2, 0),
@@ -115,7 +111,7 @@ def test_bits_any_num_threads(photographs: Images, from_files: bool) -> None:
             chunks = compute_chunks(
                 CPU, images, numbered(len(images), 4), partial(cells, module), count
             )
-            found.append(in_order(chunks))
+            found.append(sorted(chunks))
             plain.add(csv_text(cells(module, torch.arange(30), pixels, pixels)))
     finally:
         torch.set_num_threads(before)
@@ -140,5 +136,5 @@ def test_dataset_single_reader() -> None:
         return [[str(target)] for target in targets.tolist()]
 
     chunks = compute_chunks(CPU, images, numbered(6, 2), rows_of, 3)
-    assert "".join(chunk.rows for chunk in in_order(chunks)).split() == [*"012301"]
+    assert "".join(chunk.rows for chunk in sorted(chunks)).split() == [*"012301"]
     assert readers == {threading.get_ident()}

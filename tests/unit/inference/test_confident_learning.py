@@ -57,9 +57,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_confident_learning_as_cleanlab(name: str) -> None:
-    labels, probabilities = CASES[name]
+@pytest.mark.parametrize(("labels", "probabilities"), CASES.values(), ids=CASES)
+def test_confident_learning_as_cleanlab(labels: Labels, probabilities: Probabilities) -> None:
     count = probabilities.shape[1]
     np.testing.assert_allclose(
         thresholds(labels, probabilities), get_confident_thresholds(labels, probabilities)

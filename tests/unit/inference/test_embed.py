@@ -93,10 +93,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Callable[[Ten
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_features_before_last_layer(name: str) -> None:
+@pytest.mark.parametrize(("make", "cut_off"), NETWORKS.values(), ids=NETWORKS)
+def test_features_before_last_layer(
+    make: Callable[[], nn.Module], cut_off: Callable[[Any], Callable[[Tensor], Tensor]]
+) -> None:
     torch.manual_seed(0)
-    make, cut_off = NETWORKS[name]
     module = module_of(make())
     found = embed.features(module, pixels(3))
     assert module(pixels(3)).shape == (3, CLASSES)  # no trace of the first call

@@ -8,22 +8,16 @@ from torch.nn import functional as F
 
 from lockstep.inference import prediction_table
 from lockstep.runs.files import csv_text
-from lockstep.tasks import Classification, Multilabel, Regression
-from lockstep.tasks.task import Task
+from lockstep.tasks import Multilabel, Regression, Task
+from tests.support.modules import classification
 
 CLASSES = ["file", "class", "probability", "class_2", "probability_2"]
 
 
-def task_of(kind: type[Task]) -> Task:
-    if kind is Classification:
-        return Classification(loss=None, label_smoothing=0.0, class_weights=None)
-    return kind(loss=F.mse_loss)
-
-
 def printed(
-    capsys: pytest.CaptureFixture[str], kind: type[Task], heads: list[str], *chunks: list[list[str]]
+    capsys: pytest.CaptureFixture[str], task: Task, heads: list[str], *chunks: list[list[str]]
 ) -> str:
-    prediction_table.show(task_of(kind), heads, map(csv_text, chunks))
+    prediction_table.show(task, heads, map(csv_text, chunks))
     return capsys.readouterr().out
 
 
@@ -36,11 +30,11 @@ OF_LABELS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "heads", "rows", "cells", "summary"),
+    ("task", "heads", "rows", "cells", "summary"),
     [
-        (Classification, CLASSES, [CLASS_ROW], [CLASS_ROW], []),
+        (classification(), CLASSES, [CLASS_ROW], [CLASS_ROW], []),
         (
-            Multilabel,
+            Multilabel(loss=F.mse_loss),
             ["file", "cat", "dog", "a bird"],
             OF_LABELS,
             [
@@ -51,7 +45,7 @@ OF_LABELS = [
             ["3 images: dog (2), cat (1), none (1)"],
         ),
         (
-            Regression,
+            Regression(loss=F.mse_loss),
             ["file", "age"],
             [["a.jpg", "-12.5"], ["b.jpg", "nan"]],
             [["a.jpg", "-12.5"], ["b.jpg", "nan"]],
@@ -61,13 +55,13 @@ OF_LABELS = [
 )
 def test_table(
     capsys: pytest.CaptureFixture[str],
-    kind: type[Task],
+    task: Task,
     heads: list[str],
     rows: Any,
     cells: Any,
     summary: list[str],
 ) -> None:
-    lines = printed(capsys, kind, heads, rows).splitlines()
+    lines = printed(capsys, task, heads, rows).splitlines()
     assert [re.split("  +", line) for line in lines[1 : len(rows) + 1]] == cells
     assert lines[len(rows) + 2 :] == summary
 
@@ -75,6 +69,6 @@ def test_table(
 def test_control_characters_removed(capsys: pytest.CaptureFixture[str]) -> None:
     """The name of a file or a class cannot command the terminal."""
     found = printed(
-        capsys, Classification, CLASSES, [["\x1b[2J\udcff\n.jpg", "a\tb", "0.5", "c", "0.4"]]
+        capsys, classification(), CLASSES, [["\x1b[2J\udcff\n.jpg", "a\tb", "0.5", "c", "0.4"]]
     )
     assert not re.search(r"[^\x20-\x7e\n]", found)

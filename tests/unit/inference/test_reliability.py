@@ -20,7 +20,8 @@ from torchmetrics.functional.classification import (
 from lockstep.inference import reliability
 from lockstep.models.calibration import Calibration
 from lockstep.models.predictions import Findings, FindingsCollector
-from lockstep.tasks.vectors import Multilabel
+from lockstep.tasks import Multilabel, Task
+from tests.support.findings import findings_of, made_up
 from tests.support.modules import classification
 
 ONE_CLASS, LABELS = classification(), Multilabel(loss=nn.BCEWithLogitsLoss(reduction="none"))
@@ -29,34 +30,11 @@ SLOPE = 0.4
 ENTRY = {"slope": torch.tensor([SLOPE]), "offset": torch.zeros(1), "num_images": 120, "note": ""}
 
 
-def made_up(count: int = 300, num_classes: int = NUM_CLASSES) -> tuple[Tensor, Tensor]:
-    """Logits (N, C) that are too sure of themselves, and classes (N,)."""
-    made = torch.Generator().manual_seed(5)
-    labels = torch.randint(num_classes, (count,), generator=made)
-    logits = 3 * torch.randn(count, num_classes, generator=made, dtype=torch.float64)
-    logits[torch.arange(count), labels] += 3
-    return logits, labels
-
-
 def found(
-    logits: Tensor,
-    targets: Tensor,
-    calibration: nn.Module | None = None,
-    *,
-    is_labels: bool = False,
+    logits: Tensor, targets: Tensor, calibration: nn.Module | None = None, task: Task = ONE_CLASS
 ) -> Findings:
-    outcomes = FindingsCollector(
-        LABELS if is_labels else ONE_CLASS, calibration or nn.Identity(), logits.shape[1]
-    )
-    for rows in torch.arange(len(logits)).split(64):
-        outcomes.update(logits[rows], targets[rows], rows)
-    findings = outcomes.findings()
-    assert findings is not None
-    return findings
-
-
-def calibrated_by(slope: float = SLOPE) -> Calibration:
-    return Calibration(ENTRY | {"slope": torch.tensor([slope])})
+    parts = torch.arange(len(logits)).split(64)
+    return findings_of(task, calibration or nn.Identity(), logits, targets, parts)
 
 
 def values(scores: dict[str, Any]) -> list[float]:
@@ -65,8 +43,8 @@ def values(scores: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("num_classes", [2, NUM_CLASSES])
 def test_class_scores_as_scikit_learn(num_classes: int) -> None:
-    logits, labels = made_up(num_classes=num_classes)
-    report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
+    logits, labels = made_up(300, num_classes)
+    report = reliability.report(found(logits, labels, Calibration(ENTRY)), None, ENTRY)
     for way, slope in (("raw", 1.0), ("calibrated", float(torch.tensor(SLOPE)))):
         probabilities = (slope * logits).softmax(1)
         expected = [
@@ -81,7 +59,7 @@ def test_class_scores_as_scikit_learn(num_classes: int) -> None:
 
 
 def test_label_scores_as_scikit_learn() -> None:
-    logits, _ = made_up()
+    logits, _ = made_up(300, NUM_CLASSES)
     targets = (
         torch.rand(logits.shape, generator=torch.Generator().manual_seed(1))
         < (logits / 3).sigmoid()
@@ -89,7 +67,7 @@ def test_label_scores_as_scikit_learn() -> None:
     parts = {"slope": torch.full((NUM_CLASSES,), SLOPE), "offset": torch.full((NUM_CLASSES,), 0.25)}
     entry = {**parts, "num_images": 7, "note": "z: too few"}
     calibration = Calibration(entry)
-    report = reliability.report(found(logits, targets, calibration, is_labels=True), None, entry)
+    report = reliability.report(found(logits, targets, calibration, LABELS), None, entry)
     for way, outputs in (("raw", logits), ("calibrated", calibration(logits))):
         probabilities, truth = outputs.sigmoid().flatten(), targets.flatten()
         expected = [
@@ -123,7 +101,7 @@ def resampled(
 
 @pytest.mark.parametrize("num_groups", [None, 23])
 def test_intervals_as_bootstrap(num_groups: int | None) -> None:
-    logits, labels = made_up(120)
+    logits, labels = made_up(120, NUM_CLASSES)
     numbers = np.arange(120) if num_groups is None else np.arange(120) ** 2 % num_groups
     groups = None if num_groups is None else [f"patient {number}" for number in numbers]
     report = reliability.report(found(logits, labels), groups, {"note": ""})
@@ -144,17 +122,17 @@ def test_intervals_as_bootstrap(num_groups: int | None) -> None:
 
 
 def test_nonfinite_outputs() -> None:
-    logits, labels = made_up()
+    logits, labels = made_up(300, NUM_CLASSES)
     logits[3, 1] = float("nan")
     logits[7, 0] = float("inf")
-    report = reliability.report(found(logits, labels, calibrated_by()), None, ENTRY)
+    report = reliability.report(found(logits, labels, Calibration(ENTRY)), None, ENTRY)
     assert np.isnan(report["calibrated"]["nll"]["value"])
     assert 0 < report["raw"]["ece"]["value"] < 1  # such an image has the probability 0
     assert sum(report["raw"]["bins"]["count"]) == 300
 
 
 def test_ignored_classes_left_out() -> None:
-    logits, labels = made_up(20)
+    logits, labels = made_up(20, NUM_CLASSES)
     ignored = labels.clone()
     ignored[::4] = -100
     kept = found(logits, ignored)
@@ -165,7 +143,7 @@ def test_ignored_classes_left_out() -> None:
 
 
 def test_targets_without_report() -> None:
-    logits, labels = made_up(20)
+    logits, labels = made_up(20, NUM_CLASSES)
     maps = logits[..., None, None]
     others = (
         (ONE_CLASS, logits, labels.double()),

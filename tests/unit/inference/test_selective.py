@@ -27,7 +27,6 @@ STEEP = 0.3 * LEVELS**3  # 5 % at 87 % of the images
 # not the surest are the best
 WORSE = np.where(LEVELS < 0.3, 0.049, np.where(LEVELS < 0.6, 0.06, 0.03))
 TIED = np.array([0.02, 0.02, 0.21, 0.4, 0.6])  # 5 % and then 8.3 %
-ALIKE = np.array([0.0501])
 
 
 def draws(rates: NDArray[Any], n: int, seed: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -69,7 +68,7 @@ SETTINGS: dict[str, tuple[NDArray[Any], int, float]] = {
     "not monotone": (WORSE, 300, 0.05),
     "tied": (TIED, 180, 0.05),
     "tied, many": (TIED, 1000, 0.05),
-    "all alike": (ALIKE, 180, 0.05),
+    "all alike": (np.array([0.0501]), 180, 0.05),
     "two alike": (np.array([0.04, 0.0603]), 181, 0.05),
 }
 
@@ -187,22 +186,6 @@ def test_threshold_from_validation_images(
     assert "22 of 92 wrong" in test_text
 
 
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        (("data=image_folder", 'data.group="(.*)_"'), "data.group"),
-        (("data=list", "data.file=x.csv", "data.group_column=patient"), "data.group_column"),
-    ],
-)
-@pytest.mark.parametrize("max_error", [0.001, 0.48])
-def test_groups_refused(
-    tmp_path: Path, settings: tuple[str, ...], key: str, max_error: float
-) -> None:
-    path = write(tmp_path / "run", val=rows(200, 0))
-    with pytest.raises(ConfigError, match=rf"^--max-error {max_error:g} .*\({re.escape(key)}\)"):
-        selective.threshold_of(path, config_of("data.root=.", *settings), max_error)
-
-
 def write_folds(path: Path, folds: range) -> str:
     lines = [
         f"{number}.png,b,b,{number / 2e3:.6f},{1 - number / 2e3:.6f},{number % 5}\r\n"
@@ -240,6 +223,14 @@ def test_threshold_from_folds(tmp_path: Path) -> None:
         *(
             ({}, ("a", "b"), (), rate, "between 0 and 1")
             for rate in (0.0, 1.0, 1.5, -1.0, math.nan)
+        ),
+        *(
+            ({"val": rows(200, 0)}, ("a", "b"), ("data.root=.", *settings), rate, f"({key})")
+            for rate in (0.001, 0.48)
+            for key, *settings in (
+                ("data.group", "data=image_folder", 'data.group="(.*)_"'),
+                ("data.group_column", "data=list", "data.file=x", "data.group_column=patient"),
+            )
         ),
     ],
 )
