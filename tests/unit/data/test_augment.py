@@ -231,9 +231,13 @@ def test_draws_even() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
 def test_moved_targets(dtype: torch.dtype) -> None:
-    moving = replace(FILLED, cutout=0, crop_border="reflect", vertical_flip=True, rotation=40.0)
     moving = replace(
-        moving, moved_targets=lambda targets, move: move(targets.unsqueeze(1)).squeeze(1)
+        FILLED,
+        cutout=0,
+        crop_border="reflect",
+        vertical_flip=True,
+        rotation=40.0,
+        moved_targets=lambda targets, move: move(targets.unsqueeze(1)).squeeze(1),
     )
     images = random_images(30, 1, 16, 19)
     found = moving(Batch(images, images[:, 0].to(dtype), torch.arange(30), whole(30)))
@@ -244,25 +248,13 @@ def test_moved_targets(dtype: torch.dtype) -> None:
 # -- alternating flip ------------------------------------------------------------------------------
 
 
-def mirrored(augment: Augment, indices: Tensor, epoch: int) -> Tensor:
-    """Which of the samples of a data set are mirrored in an epoch."""
-    images = torch.tensor([0, 1], dtype=torch.uint8).expand(len(indices), 1, 1, 2).contiguous()
-    return (
-        augment(Batch(images, indices, indices, whole(len(indices), epoch=epoch))).inputs[
-            :, 0, 0, 0
-        ]
-        == 1
-    )
-
-
-ALTERNATING = replace(OFF, flip="alternating")
-
-
 def test_alternating_flip_by_epoch() -> None:
-    seen = [mirrored(ALTERNATING, torch.arange(5000), epoch) for epoch in range(4)]
-    assert seen[0].double().mean().item() == pytest.approx(0.5, abs=0.03)
-    for number, expected in enumerate((seen[0], ~seen[0], seen[0], ~seen[0])):
-        assert torch.equal(seen[number], expected)
+    images = torch.tensor([0, 1], dtype=torch.uint8).expand(5000, 1, 1, 2).contiguous()
+    alternating = replace(OFF, flip="alternating")
+    first, *others = (augmented(alternating, images, epoch=epoch) for epoch in range(4))
+    assert first[:, 0, 0, 0].double().mean().item() == pytest.approx(0.5, abs=0.03)
+    for found, expected in zip(others, (1 - first, first, 1 - first), strict=True):
+        assert torch.equal(found, expected)
 
 
 # -- random erasing --------------------------------------------------------------------------------

@@ -15,12 +15,10 @@ from unittest import mock
 import pytest
 import torch
 
-from lockstep.config.composing import compose
 from lockstep.data.images import decoded_splits
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.ragged_table import Rows
 from lockstep.data.splits import Splits, all_pixels
-from lockstep.runs import naming
 from tests.support.commands import Command
 from tests.support.harness import ROOT
 from tests.support.image_files import CHANGES, read, write_folder, write_image
@@ -191,14 +189,3 @@ def test_images_beyond_memory_streamed(
     assert isinstance(read(root, cache=cache, memory="auto").train.pixels, ImageFiles)
     # on request: the kernel pages
     assert isinstance(read(root, cache=cache, memory="host").train.pixels, Rows)
-
-
-# -- names -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text", ["plain/path-1.2", "it's", "a,b=[c]{d}", "back\\", "q\\'", "$x", "null", "7"]
-)
-def test_hydra_text(text: str) -> None:
-    override = f"data.root={naming.hydra_text(text)}"
-    assert compose.compose_config(["data=image_folder", override]).data.root == text

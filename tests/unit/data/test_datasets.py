@@ -131,7 +131,6 @@ class Endless(Dataset[Any]):
 
 
 GOOD = [(image(), 0)] * 5
-PIL = Image.fromarray(np.zeros((4, 4, 3), np.uint8))
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "iterable": (
         Stream(),
@@ -145,7 +144,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         r"data\.train \(Listed\) cannot be pickled \(.*lambda",
     ),
     "pil": (
-        Listed([(PIL, 0)] * 5),
+        Listed([(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), 0)] * 5),
         {},
         r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)",
     ),
@@ -193,9 +192,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_unusable_dataset_refused(name: str) -> None:
-    train, changes, line = REFUSED[name]
+@pytest.mark.parametrize(("train", "changes", "line"), REFUSED.values(), ids=REFUSED)
+def test_unusable_dataset_refused(train: Any, changes: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match=line):
         splits_of(train, **changes)
 

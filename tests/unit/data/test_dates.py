@@ -36,21 +36,22 @@ def cut(
     return {name: [table.names[row] for row in rows] for name, rows in table.splits.items()}
 
 
-def test_newest_tested(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("test_after", "group", "tested", "sizes"),
+    [
+        ("2026-06-01", None, ("15", "16", "17"), [26, 4]),
+        # a group with a new image is tested
+        ("2026-06-03", r"(\d)\.jpg", ("07", "17"), [28, 4]),
+    ],
+    ids=["images", "groups"],
+)
+def test_newest_tested(
+    tmp_path: Path, test_after: str, group: str | None, tested: tuple[str, ...], sizes: list[int]
+) -> None:
     write_photographs(tmp_path)
-    found = cut(tmp_path)
-    assert found["test"] == [
-        f"{name}/{number}.jpg" for name in ("cat", "dog") for number in (15, 16, 17)
-    ]
-    assert [len(found[name]) for name in ("train", "val")] == [26, 4]
-
-
-def test_group_with_new_image(tmp_path: Path) -> None:
-    write_photographs(tmp_path)
-    found = cut(tmp_path, "2026-06-03", r"(\d)\.jpg")
-    assert found["test"] == [
-        f"{name}/{number}.jpg" for name in ("cat", "dog") for number in ("07", "17")
-    ]
+    found = cut(tmp_path, test_after, group)
+    assert found["test"] == [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in tested]
+    assert [len(found[name]) for name in ("train", "val")] == sizes
 
 
 def test_list_column(tmp_path: Path) -> None:

@@ -49,11 +49,6 @@ def turned(orientation: int) -> Image.Exif:
     return exif
 
 
-def pieces(data: bytes) -> list[bytes]:
-    """The parts of a JPEG, which begin with its markers."""
-    return re.split(rb"(?=\xff[\xc0-\xfe])", data)
-
-
 def jpegs(height: int, width: int) -> dict[str, bytes]:
     """JPEGs of all kinds. Those that Pillow has to decode are named so."""
     photo = photograph(height, width)
@@ -65,7 +60,8 @@ def jpegs(height: int, width: int) -> dict[str, bytes]:
         quality = 95 if progressive else 30
         options = {"subsampling": subsampling, "progressive": progressive, "quality": quality}
         found[f"{options}"] = stored(photo, **options, restart_marker_blocks=3 * (quality == 95))
-    plain, scans = found["420"], pieces(stored(photo, progressive=True))
+    plain = found["420"]
+    scans = re.split(rb"(?=\xff[\xc0-\xfe])", stored(photo, progressive=True))  # at its markers
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     return found | {
         **{f"orientation {number}": stored(photo, exif=turned(number)) for number in range(1, 9)},

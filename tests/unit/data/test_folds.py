@@ -42,26 +42,20 @@ def test_folds_as_scikit_learn(counts: list[int], num_folds: int, seed: int) -> 
         assert len(rest) == len(other_rest)
 
 
-def of_folder(path: Path, **more: Any) -> Callable[..., Splits]:
-    return partial(read, write_folder(path), **more)
-
-
-def of_digits(path: Path) -> Callable[..., Splits]:
-    return partial(digits, **SETTINGS)
-
-
 def of_dataset(path: Path) -> Callable[..., Splits]:
-    rest: dict[str, Any] = {
-        "val": None,
-        "test": None,
-        "class_names": None,
-        "mean": None,
-        "std": None,
-    }
-    return partial(dataset, train=Turned(count=300), **{**SETTINGS, **rest})
+    rest: Any = dict.fromkeys(("val", "test", "class_names", "mean", "std"))
+    return partial(dataset, train=Turned(count=300), **SETTINGS, **rest)
 
 
-@pytest.mark.parametrize("make", [of_folder, of_digits, of_dataset])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: partial(read, write_folder(path)),
+        lambda path: partial(digits, **SETTINGS),
+        of_dataset,
+    ],
+    ids=["folder", "digits", "dataset"],
+)
 def test_images_tested_once(tmp_path: Path, make: Callable[[Path], Callable[..., Splits]]) -> None:
     load = make(tmp_path)
     every = names_of(load().by_name.values())
@@ -128,26 +122,35 @@ def refuse_unfit(*overrides: str) -> None:
     refuse_unfit_images(config, source(config.data))
 
 
-def test_shared_group_refused(tmp_path: Path) -> None:
-    trained, tested = ("a/p1_1", "a/p3_1", "a/p4_1", "b/p2_1", "b/p5_1"), ("a/p1_2", "b/p2_2")
-    for name in (*(f"train/{name}" for name in trained), *(f"test/{name}" for name in tested)):
+@pytest.mark.parametrize(
+    ("names", "links", "group", "error"),
+    [
+        (
+            [
+                *(f"train/{name}" for name in ("a/p1_1", "a/p3_1", "a/p4_1", "b/p2_1", "b/p5_1")),
+                *("test/a/p1_2", "test/b/p2_2"),
+            ],
+            {},
+            [r"data.group='/(p\d+)_'"],
+            r"data\.shared_groups.*p1 \(train/a/p1_1.png, test/a/p1_2.png\)",
+        ),
+        (
+            ["train/a/1", "train/a/2", "train/b/1", "train/b/2", "test/a/2", "test/b/1"],
+            {"test/a/1.png": "../../train/a/1.png"},
+            [],
+            r"\(train/a/1\.png, test/a/1\.png\).*data\.shared_groups=accept",
+        ),
+    ],
+    ids=["group", "file"],
+)
+def test_shared_group_refused(
+    tmp_path: Path, names: list[str], links: dict[str, str], group: list[str], error: str
+) -> None:
+    for name in names:
         write_image(tmp_path / f"{name}.png")
-    settings = ["data=image_folder", f"data.root={tmp_path}", r"data.group='/(p\d+)_'"]
-    with pytest.raises(
-        ConfigError, match=r"data\.shared_groups.*p1 \(train/a/p1_1.png, test/a/p1_2.png\)"
-    ):
-        refuse_unfit(*settings)
-    refuse_unfit(*settings, "data.shared_groups=accept")
-
-
-def test_shared_file_refused(tmp_path: Path) -> None:
-    for name in ("train/a/1", "train/a/2", "train/b/1", "train/b/2", "test/b/1"):
-        write_image(tmp_path / f"{name}.png")
-    (tmp_path / "test/a").mkdir()
-    (tmp_path / "test/a/1.png").symlink_to("../../train/a/1.png")
-    overrides = ["data=image_folder", f"data.root={tmp_path}"]
-    with pytest.raises(
-        ConfigError, match=r"\(train/a/1\.png, test/a/1\.png\).*data\.shared_groups=accept"
-    ):
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    overrides = ["data=image_folder", f"data.root={tmp_path}", *group]
+    with pytest.raises(ConfigError, match=error):
         refuse_unfit(*overrides)
     refuse_unfit(*overrides, "data.shared_groups=accept")

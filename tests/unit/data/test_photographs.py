@@ -63,7 +63,6 @@ def orientation(number: int) -> Image.Exif:
 GRAY, PALETTE, LAYER, CLEAR = PLAIN.convert("L"), PLAIN.quantize(16), PLAIN.copy(), PLAIN.copy()
 LAYER.putalpha(Image.linear_gradient("L").resize(PLAIN.size))
 CLEAR.putalpha(0)
-FRAMES = {"save_all": True, "append_images": [PLAIN.rotate(90)]}
 # the name of a file, its contents, and how Pillow saves them
 KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     **{suffix: (f"a{suffix.upper()}", PLAIN, {}) for suffix in IMAGE_SUFFIXES},
@@ -87,7 +86,11 @@ KINDS: dict[str, tuple[str, Image.Image | bytes, dict[str, Any]]] = {
     "gray, transparent value": ("a.png", GRAY, {"transparency": GRAY.getpixel((0, 0))}),
     "RGB, transparent value": ("a.png", PLAIN, {"transparency": PLAIN.getpixel((0, 0))}),
     **{
-        f"animated {suffix}": (f"a{suffix}", PLAIN, FRAMES)
+        f"animated {suffix}": (
+            f"a{suffix}",
+            PLAIN,
+            {"save_all": True, "append_images": [PLAIN.rotate(90)]},
+        )
         for suffix in (".gif", ".webp", ".png", ".tif", ".avif")
     },
 }
@@ -149,26 +152,36 @@ def test_shrunk_jpeg_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("kind", ["truncated", "huge", "wide", "32 bits"])
-def test_unusable_image_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.tif"
-    size = (40_000, 1) if kind == "wide" else (SIDE, SIDE)
-    Image.new("I" if kind == "32 bits" else "RGB", size).save(path)
-    if kind == "truncated":
-        path.write_bytes(path.read_bytes()[:-40])
-    limits = {"huge": SIDE * SIDE - 1, "wide": 12 * 480_000 - 1}
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limits.get(kind, Image.MAX_IMAGE_PIXELS))
-    reason = {
-        "truncated": "truncated",
-        "huge": "are more than 143 pixels",
-        "wide": (
-            r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels"
+@pytest.mark.parametrize(
+    ("image", "end", "max_pixels", "reason"),
+    [
+        (PLAIN, -40, 10**9, "truncated"),
+        (PLAIN, None, SIDE * SIDE - 1, "are more than 143 pixels"),
+        (
+            Image.new("RGB", (40_000, 1)),
+            None,
+            12 * 480_000 - 1,
+            r"1x40000 scaled to 12x480000 \(HxW\), to cover 12x12, is more than 5,759,999 pixels",
         ),
-        "32 bits": "32-bit pixels",
-    }[kind]
+        (Image.new("I", (SIDE, SIDE)), None, 10**9, "32-bit pixels"),
+    ],
+    ids=["truncated", "huge", "wide", "32 bits"],
+)
+def test_unusable_image_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    image: Image.Image,
+    end: int | None,
+    max_pixels: int,
+    reason: str,
+) -> None:
+    path = tmp_path / "a.tif"
+    image.save(path)
+    path.write_bytes(path.read_bytes()[:end])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", max_pixels)
     with pytest.raises(ImageError, match=reason):
         decode(str(path), 3, PREPROCESSING)
-    if kind != "huge":  # who has the pixels in memory has chosen to read them
+    if max_pixels >= SIDE * SIDE:  # who has the pixels in memory has chosen to read them
         with pytest.raises(ValueError, match=reason):
             opened_by_user(path)
 

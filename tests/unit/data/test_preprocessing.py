@@ -91,25 +91,30 @@ def test_letterbox_as_torchvision(
     assert_close(preprocessing_of(size, fit="letterbox", background="gray")(image), usual(image))
 
 
-# resize and crop of torchvision's weights; image size and crop_pct of timm's
 @pytest.mark.parametrize(
-    ("resized", "cropped"),
-    [(232, 224), (256, 224), (342, 299), (320, 300), (384, 380), (238, 224), (246, 224)],
+    ("side", "percent", "scaled"),
+    [
+        # resize and crop of torchvision's weights
+        (224, 224 / 232, 232),
+        (224, 224 / 256, 256),
+        (299, 299 / 342, 342),
+        (300, 300 / 320, 320),
+        (380, 380 / 384, 384),
+        (224, 224 / 238, 238),
+        (224, 224 / 246, 246),
+        # image size and crop_pct of timm's, which rounds down
+        (224, 0.875, 256),
+        (224, 0.904, 247),
+        (224, 0.922, 242),
+        (224, 1.0, 224),
+        (380, 0.875, 434),
+        (380, 0.904, 420),
+        (380, 0.922, 412),
+        (380, 1.0, 380),
+    ],
 )
-def test_crop_percent_from_sizes(resized: int, cropped: int) -> None:
-    assert preprocessing_of((cropped, cropped), crop_percent=cropped / resized).bounds == (
-        resized,
-        resized,
-    )
-
-
-@pytest.mark.parametrize("side", [224, 380])
-@pytest.mark.parametrize("percent", [0.875, 0.904, 0.922, 1.0])
-def test_crop_percent_as_timm(side: int, percent: float) -> None:
-    assert (
-        preprocessing_of((side, side), crop_percent=percent).bounds
-        == (math.floor(side / percent),) * 2
-    )
+def test_crop_percent_of_libraries(side: int, percent: float, scaled: int) -> None:
+    assert preprocessing_of((side, side), crop_percent=percent).bounds == (scaled, scaled)
 
 
 @pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])

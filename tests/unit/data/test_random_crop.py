@@ -110,6 +110,3 @@ def test_size_other_than_header(
     with pytest.raises(ValueError, match="has another size than its header"):
         read(root, cache=str(tmp_path / "cache"))
     assert not list(tmp_path.glob("cache/*/*rows*"))
-
-
-# -- JPEGs that the decoder shrinks ----------------------------------------------------------------

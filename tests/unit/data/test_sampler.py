@@ -31,6 +31,9 @@ PLANS = st.builds(
 ).filter(lambda plan: not plan.drop_last or plan.num_samples >= step_size(plan))
 
 
+COMPLETE_PLANS = PLANS.map(lambda plan: replace(plan, num_batches=None, drop_last=False))
+
+
 def order_of(batches: GlobalBatches | ShardLoader) -> list[int]:
     return [index for batch in batches for index in batch.indices.tolist()]
 
@@ -58,9 +61,8 @@ def test_any_ranks(plan: Plan, worker_weights: list[int], epoch: int) -> None:
 
 
 @repeatable
-@given(PLANS, st.integers(0, 3))
+@given(COMPLETE_PLANS, st.integers(0, 3))
 def test_samples_drawn_once(plan: Plan, epoch: int) -> None:
-    plan = replace(plan, num_batches=None, drop_last=False)
     batches = put_together([list(plan.of(epoch=epoch))])
     assert sorted(index for batch in batches for index in batch) == list(range(plan.num_samples))
     assert all(len(batch) == plan.micro_batch_size for batch in batches[:-1])
@@ -68,13 +70,12 @@ def test_samples_drawn_once(plan: Plan, epoch: int) -> None:
 
 
 @repeatable
-@given(PLANS)
+@given(COMPLETE_PLANS)
 def test_single_last_sample_taken_in(plan: Plan) -> None:
     """Batch norm cannot normalize by a single value.
 
     Batches that are all of one sample stay as they are.
     """
-    plan = replace(plan, num_batches=None, drop_last=False)
     shards = [shard for _, shard in plan.of()]
     if plan.micro_batch_size > 1 and plan.num_samples > 1:
         assert min(shard.size for shard in shards) > 1
@@ -88,8 +89,7 @@ def test_single_last_sample_taken_in(plan: Plan) -> None:
 def test_any_micro_batches(plan: Plan, worker_weights: list[int]) -> None:
     """The positions of a shard are those in the global batch; a partner is the next one there."""
     plan = replace(plan, num_batches=None)
-    step_size = plan.micro_batch_size * plan.accumulate_grad_batches
-    whole = replace(plan, micro_batch_size=step_size, accumulate_grad_batches=1)
+    whole = replace(plan, micro_batch_size=step_size(plan), accumulate_grad_batches=1)
     steps = [indices.tolist() for indices, _ in whole.of()]
     read: list[list[int]] = [[] for _ in steps]
     for parts in zip(
@@ -118,9 +118,8 @@ def test_limit(plan: Plan, limit: int) -> None:
 
 
 @repeatable
-@given(PLANS)
+@given(COMPLETE_PLANS)
 def test_drop_last(plan: Plan) -> None:
-    plan = replace(plan, num_batches=None, drop_last=False)
     num_steps = plan.num_samples // step_size(plan)
     every = [index for batch in put_together([list(plan.of())]) for index in batch]
     dropped = put_together([list(replace(plan, drop_last=True).of())])

@@ -63,19 +63,10 @@ def assert_well_formed(splits: Splits) -> None:
         assert len(all_pixels(part.pixels)) == len(part.targets) == len(part.names) > 0
 
 
-def same(a: Images, b: Images) -> bool:
-    return (
-        torch.equal(all_pixels(a.pixels), all_pixels(b.pixels))
-        and torch.equal(a.targets, b.targets)
-        and a.names == b.names
-    )
-
-
 def test_digits_as_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
-    settings: Any = {"val_fraction": 0.1, "test_fraction": 0.2}
-    splits = digits(**settings, split_seed=0)
+    splits = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0)
     assert sorted(names(splits)) == sorted(f"digits/{i}" for i in range(1797))
     images, labels = map(np.asarray, load_digits(return_X_y=True))
     for part in splits.by_name.values():
@@ -191,9 +182,9 @@ def test_group_levels(tmp_path: Path) -> None:
     for levels, expected in (
         (1, ["x", "x", "x", "y", "z"]),
         (2, ["x/1", "x/2", "x/1", "y/1", "z/9"]),
+        ("^(./.)", ["a/x", "a/x", "b/x", "a/y", "b/z"]),
     ):
         assert list_classes(str(tmp_path), levels).groups == expected
-    assert list_classes(str(tmp_path), "^(./.)").groups == ["a/x", "a/x", "b/x", "a/y", "b/z"]
 
 
 @pytest.mark.parametrize(
@@ -251,9 +242,8 @@ BAD_EXIF = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's of corrupt EXIF
-@pytest.mark.parametrize("case", BAD_EXIF)
-def test_bad_exif(tmp_path: Path, case: str) -> None:
-    exif, is_turned = BAD_EXIF[case]
+@pytest.mark.parametrize(("exif", "is_turned"), BAD_EXIF.values(), ids=BAD_EXIF)
+def test_bad_exif(tmp_path: Path, exif: bytes, is_turned: bool) -> None:
     lying = Image.fromarray(pixels_of(0, 8, 16)).convert("L")
     for suffix in (".png", ".jpg"):
         lying.save(tmp_path / f"plain{suffix}")
@@ -317,9 +307,8 @@ def make_layout(root: Path, files: Iterable[str]) -> None:
             (root / name).touch()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_refused(tmp_path: Path, name: str) -> None:
-    files, message = LAYOUTS[name]
+@pytest.mark.parametrize(("files", "message"), LAYOUTS.values(), ids=LAYOUTS)
+def test_layout_refused(tmp_path: Path, files: tuple[str, ...], message: str) -> None:
     make_layout(tmp_path, files)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         read(tmp_path, val_fraction=0, test_fraction=0)
