@@ -63,11 +63,14 @@ def test_scan_nested_runs(tmp_path: Path) -> None:
         "2026-11-21/sweep/0",
         "2026-11-21/sweep/1",
         "2026-11-21/sweep/1/inner",
+        "a/b/c/d/e/f",
+        "u/v/w/x/y/z/too deep",
     ):
         run(tmp_path / name)
     (tmp_path / "config.yaml").touch()
     assert {each.name for each in scan(tmp_path).values()} == {
         ".", "2026-11-20/a", "2026-11-21/sweep/0", "2026-11-21/sweep/1", "2026-11-21/sweep/1/inner",
+        "a/b/c/d/e/f",
     }  # fmt: skip
 
 
@@ -247,12 +250,6 @@ def test_read_rows(tmp_path: Path, text: str, rows: list[dict[str, float]]) -> N
     folder = run(tmp_path / "run")
     folder.metrics.write_text(text)
     assert read_rows(folder) == rows
-
-
-def test_scan_depth(tmp_path: Path) -> None:
-    run(tmp_path.joinpath(*"abcdef"))
-    run(tmp_path.joinpath(*"uvwxyz", "deeper"))
-    assert [each.name for each in scan(tmp_path).values()] == ["a/b/c/d/e/f"]
 
 
 @pytest.mark.parametrize(

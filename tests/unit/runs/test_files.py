@@ -28,7 +28,6 @@ IRREGULAR: dict[str, Callable[[Path], Any]] = {
     "device": lambda path: path.symlink_to("/dev/zero"),
     "link": lambda path: path.symlink_to(__file__),
 }
-READERS = (files.read_text, files.read_json, files.read_rows)
 
 
 @pytest.mark.parametrize("what", IRREGULAR)
@@ -36,7 +35,7 @@ def test_irregular_file_refused(tmp_path: Path, what: str) -> None:
     folder = RunFolder(tmp_path)
     for path in (folder.summary, folder.rank_log(0), folder.lock_file):
         IRREGULAR[what](path)
-    for read in READERS:
+    for read in (files.read_text, files.read_json, files.read_rows):
         with pytest.raises(OSError, match="not a regular file"):
             read(folder.summary)
     assert folder.is_locked() is None

@@ -87,8 +87,8 @@ def test_latest_after_move(tmp_path: Path) -> None:
     ).resolve() == tmp_path / "moved" / "2026-11-20" / "19-05-07_second"
 
 
-def test_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_find(tmp_path: Path) -> None:
     create(Path("outputs"), "digits", NOW).config.touch()
     expected = tmp_path / "outputs" / "2026-11-20" / "19-05-07_digits"
     for name in (
@@ -215,21 +215,25 @@ def test_metrics_full_precision(folder: RunFolder) -> None:
     ]
 
 
-def test_metrics_appended(folder: RunFolder) -> None:
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (
+            [{"epoch": 1, "train/loss": 0.5}, {"train/loss": 0.25, "epoch": 2}],
+            "epoch,train/loss\n1,0.5\n2,0.25\n",
+        ),
+        ([{"epoch": 1}, {"epoch": 2, "val/loss": 0.5}], "epoch,val/loss\n1,\n2,0.5\n"),
+        ([{"epoch": 1, "val/loss": 0.5}, {"epoch": 2}], "epoch,val/loss\n1,0.5\n2,\n"),
+    ],
+    ids=["other order", "new column", "no value"],
+)
+def test_metrics_appended(folder: RunFolder, rows: list[dict[str, float]], text: str) -> None:
     """An incomplete last line is ignored."""
-    folder.append_metrics({"epoch": 1, "train/loss": 0.5})
-    folder.append_metrics({"train/loss": 0.25, "epoch": 2})
-    text = "epoch,train/loss\n1,0.5\n2,0.25\n"
-    assert folder.metrics.read_text() == text
+    for row in rows:
+        folder.append_metrics(row)
+    assert (folder.path / "metrics.csv").read_text() == text
     folder.metrics.write_text(f"{text}3,0.12")
     assert [row["epoch"] for row in folder.read_metrics()] == ["1", "2"]
-
-
-def test_metrics_new_column(folder: RunFolder) -> None:
-    folder.append_metrics({"epoch": 1})
-    folder.append_metrics({"epoch": 2, "val/loss": 0.5})
-    folder.append_metrics({"epoch": 3})
-    assert (folder.path / "metrics.csv").read_text() == "epoch,val/loss\n1,\n2,0.5\n3,\n"
 
 
 def test_keep_end_restored(folder: RunFolder) -> None:
@@ -320,11 +324,25 @@ def test_lock_with_readers(folder: RunFolder) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "two words", "it's", 'say "no"', "$HOME", "-x", "17", "null", "a=b,c", "back\\"],
+    [
+        "plain",
+        "two words",
+        "it's",
+        'say "no"',
+        "$HOME",
+        "-x",
+        "17",
+        "null",
+        "a=b,c",
+        "a,b=[c]{d}",
+        "path-1.2",
+        "back\\",
+        "q\\'",
+    ],
 )
-def test_quoted_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.usefixtures("in_tmp_path")
+def test_quoted_names(tmp_path: Path, name: str) -> None:
     """A hint names the same folder to the shell and to Hydra."""
-    monkeypatch.chdir(tmp_path)
     for path in (tmp_path / name, tmp_path / "outputs" / name):
         _, word = shlex.split(f"eval {naming.quote_path(path)}")
         assert Path(word).absolute() == path
@@ -334,33 +352,26 @@ def test_quoted_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
         assert Path(str(override.value())).absolute() == path
 
 
-def test_find_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error lists the three newest runs."""
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("typo", r"typo.*_newest, .*_second, .*_third\.$"),
+        ("outputs/sweep", "outputs/sweep is a sweep, not a run: lockstep runs outputs/"),
+        ("2026-11-20", "2026-11-20 is a folder of runs, not a run: lockstep runs outputs/"),
+    ],
+)
+@pytest.mark.usefixtures("in_tmp_path")
+def test_find_unknown(name: str, error: str) -> None:
+    """The error lists the three newest runs, or names the command that lists runs."""
     with pytest.raises(FileNotFoundError, match="none below outputs/"):
         find("latest")
-    for age, name in enumerate(("newest", "second", "third", "oldest")):
-        config = create(Path("outputs"), name, NOW).config
+    for age, run in enumerate(("newest", "second", "third", "oldest")):
+        config = create(Path("outputs"), run, NOW).config
         config.touch()
         os.utime(config, (1e9 - age, 1e9 - age))
-    with pytest.raises(FileNotFoundError, match=r"typo.*_newest, .*_second, .*_third\.$"):
-        find("typo")
-
-
-@pytest.mark.parametrize(
-    ("name", "what"), [("outputs/sweep", "a sweep"), ("2026-11-20", "a folder of runs")]
-)
-def test_find_folder_of_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    create(Path("outputs"), "run", NOW).config.touch()
-    Path("outputs/sweep/0").mkdir(parents=True)
-    for file in ("sweep.json", "0/config.yaml"):
-        Path("outputs/sweep", file).touch()
-    with pytest.raises(
-        FileNotFoundError, match=f"{name} is {what}, not a run: lockstep runs outputs/"
-    ):
+    Path("outputs/sweep").mkdir()
+    Path("outputs/sweep/sweep.json").touch()
+    with pytest.raises(FileNotFoundError, match=error):
         find(name)
 
 

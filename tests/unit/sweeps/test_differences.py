@@ -1,5 +1,7 @@
 """Differences and intervals against scipy's, and against the known truth of drawn data."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,13 +29,39 @@ def found(difference: Difference) -> list[float | None]:
     return [difference.value, difference.low, difference.high, difference.p]
 
 
-@pytest.mark.parametrize("n", [2, 5, 12])
-def test_paired_t_test(n: int) -> None:
-    result = stats.ttest_rel(SECOND[:n], FIRST[:n])
-    ours = paired_test((SECOND - FIRST)[:n].tolist(), are_folds=False)
-    expected = [np.mean((SECOND - FIRST)[:n]), *result.confidence_interval(), result.pvalue]
+def paired(first: Any, second: Any) -> Difference:
+    return paired_test((second - first).tolist(), are_folds=False)
+
+
+@pytest.mark.parametrize(
+    ("test", "oracle", "first", "second", "name", "counts"),
+    [
+        *(
+            (paired, stats.ttest_rel, FIRST[:n], SECOND[:n], "paired t test", (n,))
+            for n in (2, 5, 12)
+        ),
+        (
+            lambda first, second: unpaired_test(first.tolist(), second.tolist()),
+            partial(stats.ttest_ind, equal_var=False),
+            FIRST,
+            SECOND[:4],
+            "Welch's t test",
+            (12, 4),
+        ),
+    ],
+)
+def test_t_tests_as_scipy(
+    test: Callable[..., Difference],
+    oracle: Any,
+    first: Any,
+    second: Any,
+    name: str,
+    counts: tuple[int, ...],
+) -> None:
+    ours, result = test(first, second), oracle(second, first)
+    expected = [np.mean(second) - np.mean(first), *result.confidence_interval(), result.pvalue]
     assert found(ours) == pytest.approx(expected)
-    assert (ours.test, ours.counts) == ("paired t test", (n,))
+    assert (ours.test, ours.counts) == (name, counts)
 
 
 def test_folds_corrected_t_test() -> None:
@@ -42,14 +70,6 @@ def test_folds_corrected_t_test() -> None:
     t = np.mean(values) / (np.std(values, ddof=1) * np.sqrt(1 / 10 + 1 / 9))
     assert ours.p == pytest.approx(2 * stats.t.sf(abs(t), 9))
     assert ours.test == "corrected paired t test"
-
-
-def test_unpaired_welch() -> None:
-    result = stats.ttest_ind(SECOND[:4], FIRST, equal_var=False)
-    ours = unpaired_test(FIRST.tolist(), SECOND[:4].tolist())
-    expected = [np.mean(SECOND[:4]) - np.mean(FIRST), *result.confidence_interval(), result.pvalue]
-    assert found(ours) == pytest.approx(expected)
-    assert (ours.test, ours.counts) == ("Welch's t test", (12, 4))
 
 
 def test_holm_adjustment() -> None:

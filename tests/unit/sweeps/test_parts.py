@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from lockstep.cluster.scheduler import Scheduled
 from lockstep.config.checks import validation
 from lockstep.config.composing.compose import compose_config, plain_tree
 from lockstep.config.composing.sweep_space import separate_space
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.inference import tables
@@ -163,10 +164,9 @@ print(called, torch.cuda.is_initialized())
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(torch.version.cuda is None, reason="a build of torch without CUDA")
 def test_fork_server_without_cuda() -> None:
     """CUDA does not work in the forks of a process that has initialized it."""
-    if torch.version.cuda is None:
-        pytest.skip("a build of torch without CUDA")
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], env=environ(), capture_output=True, text=True
     )
@@ -221,24 +221,21 @@ def test_ledger_read_again(tmp_path: Path) -> None:
     assert Ledger.open(ledger.path, None, ()).trials[2].folder.path == ledger.path / "deep" / "er"
 
 
-@pytest.mark.parametrize("text", ['{"trials": 3}', "{"])
-def test_ledger_damaged(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: '{"trials": 3}', r"sweep\.json"),
+        (lambda text: "{", r"sweep\.json"),
+        (lambda text: text.replace('"folder": "0"', '"folder": "../x"'), "outside of the sweep"),
+    ],
+    ids=["no trials", "half of it", "a folder outside"],
+)
+def test_ledger_damaged(tmp_path: Path, damage: Callable[[str], str], message: str) -> None:
     """It is skipped by a search for sweeps, and refused by its path."""
-    book(tmp_path / "day" / "sweep")
-    (tmp_path / "day" / "sweep" / "sweep.json").write_text(text)
+    file = book(tmp_path / "day" / "sweep", "lr=1").path / "sweep.json"
+    file.write_text(damage(file.read_text()))
     assert ledgers.find(tmp_path, None, ["lr=1,2"]) is None
-    with pytest.raises(ConfigError), open_ledger(tmp_path / "day" / "sweep", None, []):
-        pass
-
-
-def test_ledger_folder_outside(tmp_path: Path) -> None:
-    ledger = book(tmp_path / "sweep", "lr=1")
-    text = (ledger.path / "sweep.json").read_text()
-    (ledger.path / "sweep.json").write_text(text.replace('"folder": "0"', '"folder": "../victim"'))
-    with (
-        pytest.raises(ConfigError, match="outside of the sweep"),
-        open_ledger(ledger.path, None, []),
-    ):
+    with pytest.raises(ConfigError, match=message), open_ledger(file.parent, None, []):
         pass
 
 
@@ -324,27 +321,28 @@ def test_find_ledger(tmp_path: Path) -> None:
 
 def test_sweep_and_trial_identity() -> None:
     """How and where a sweep runs does not change its identity, nor that of its trials."""
-    typed = ["lr=1,2", "launcher.parallel=2", "search=tpe", "search.num_trials=9", "silent=true"]
-    typed += ["hydra.sweep.subdir=x"]
+    typed = [
+        "lr=1,2",
+        "launcher.parallel=2",
+        "search=tpe",
+        "search.num_trials=9",
+        "silent=true",
+        "hydra.sweep.subdir=x",
+    ]
     assert command_of(typed) == ["lr=1,2", "search=tpe"]
     assert trial_of(typed) == ["lr=1,2"]
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
-def test_failed_sweep_saves_trials(tmp_path: Path) -> None:
+def test_failed_sweep_saves_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     process = child.start(partial(_saves, tmp_path / "saved"), environ())
-
-    class Fails(Grid):
-        def propose(self, num_free: int) -> Sequence[Trial]:
-            raise OSError("disk full")
-
+    monkeypatch.setattr(Grid, "propose", Mock(side_effect=OSError("disk full")))
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], DeviceSlot((), (0,), 1, False), process))
-    course = Course(ledger, Fails([]), pool, view, 1, "train")
     with pytest.raises(OSError, match="disk full"):
-        course.run()
+        Course(ledger, Grid([]), pool, view, 1, "train").run()
     assert (tmp_path / "saved").exists()
 
 
@@ -564,32 +562,34 @@ def test_objective_best_epoch(tmp_path: Path) -> None:
     assert ACCURACY.value_in(folder) == 0.81
 
 
-def test_monitored_objective() -> None:
-    assert monitored_objective(config_of()) == ACCURACY
-    loss = config_of("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min")
-    assert monitored_objective(loss) == Objective("val/loss", False)
-    assert monitored_objective(config_of("callbacks.checkpoint=null")) == ACCURACY
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), ACCURACY),
+        (
+            ("callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"),
+            Objective("val/loss", False),
+        ),
+        (("callbacks.checkpoint=null",), ACCURACY),
+    ],
+)
+def test_monitored_objective(overrides: Sequence[str], expected: Objective) -> None:
+    assert monitored_objective(config_of(*overrides)) == expected
 
 
 # -- jobs of a search, with a scheduler that answers from a dictionary -----------------------------
 
 
 class Cluster:
-    """A SLURM whose answers a test sets: states by id, or an error."""
+    """A SLURM whose states a test sets, by id."""
 
     def __init__(self) -> None:
         self.states: dict[str, Scheduled] = {}
-        self.error = ""
         self.cancelled: list[Sequence[str]] = []
         self.copies: list[Path | None] = []
 
     def answer(self, ids: Sequence[str]) -> dict[str, Scheduled]:
-        if self.error:
-            raise ValueError(self.error)
         return {job: self.states[job] for job in ids if job in self.states}
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        self.cancelled.append(ids)
 
     def submit(
         self,
@@ -600,16 +600,9 @@ class Cluster:
         **options: Any,
     ) -> list[Record]:
         (((folder, _),), job) = runs, str(10 + len(self.states))
-        if self.error:
-            raise ConfigError(Error("failed", "", "sbatch refused the job", self.error))
         self.copies.append(old_code)
-        known = {
-            "id": job,
-            "engine": "slurm",
-            "task": work.task,
-            "code": str(old_code or "copy"),
-        }
-        record = Record(**job_records.fields(**known))
+        known = {"id": job, "engine": "slurm", "task": work.task}
+        record = Record(**job_records.fields(**known, code=str(old_code or "copy")))
         folder.write_status(state="not started", reason="submitted", exit_code=None)
         record.save(folder)
         self.states[job] = Scheduled("pending")
@@ -620,17 +613,15 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(scheduler, "states", made.answer)
-    monkeypatch.setattr(scheduler, "cancel", made.cancel)
+    monkeypatch.setattr(scheduler, "cancel", made.cancelled.append)
     monkeypatch.setattr(submission, "submit_all", made.submit)
     monkeypatch.setattr(job_pool, "LOOK_EVERY_S", 0.0)
     return made
 
 
 def pool_of(ledger: Ledger) -> JobPool:
-    config = config_of()
-    return JobPool(
-        ledger, {trial.number: config for trial in ledger.trials}, array.live_jobs(ledger)
-    )
+    configs = dict.fromkeys(range(len(ledger.trials)), config_of())
+    return JobPool(ledger, configs, array.live_jobs(ledger))
 
 
 @pytest.mark.parametrize(
@@ -695,12 +686,13 @@ def test_live_jobs_adopted(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.copies == [None, Path("copy"), None, Path("copy"), Path("copy")]
 
 
-def test_collect_unresponsive_scheduler(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_collect_unresponsive_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search waits for a SLURM that does not answer."""
     ledger = book(tmp_path / "sweep", "seed=0")
     pool = pool_of(ledger)
     pool.start(ledger.trials[0], "train")
-    cluster.error = "squeue did not respond."
+    monkeypatch.setattr(scheduler, "states", Mock(side_effect=ValueError("no response")))
     assert (pool.collect_ended(), pool.trials) == ([], ledger.trials)
 
 
