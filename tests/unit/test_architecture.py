@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import lockstep
 from tests.support.architecture import (
     LAYERS,
@@ -24,17 +26,6 @@ from tests.support.architecture import (
 from tests.support.harness import ROOT
 
 STANDARD_ONLY = {name for name in MODULES if part_of(name) == "runs"} | {"distributed.partition"}
-# commands that only read run folders
-FAST = ("runs.folder", "monitoring.status", "monitoring.table", "cluster.commands", "python.run")
-CHECKED = (
-    "cli.main",
-    "cli.train",
-    "config.checks.validation",
-    "benchmark.command",
-    "board.command",
-    "data",
-    "models",
-)
 
 
 def test_import_layers() -> None:
@@ -91,7 +82,9 @@ def test_private_names_single_module() -> None:
                 parts = {*str(node.module).split("."), *(alias.name for alias in node.names)}
                 names = parts - {"__future__", "_typeshed"}
             else:
-                names = {node.name} if any(map(_is_override, node.decorator_list)) else set()
+                names = (
+                    {node.name} if "override" in map(ast.unparse, node.decorator_list) else set()
+                )
             found |= {
                 f"{name}.{part}"
                 for part in names
@@ -121,27 +114,39 @@ def _is_set(node: ast.Attribute) -> bool:
     )
 
 
-def _is_override(node: ast.expr) -> bool:
-    return ast.unparse(node) == "override"
-
-
 def test_promise_imports() -> None:
     """What makes N workers compute what one would imports nothing above it."""
     assert not outward_imports()
 
 
-def test_command_imports() -> None:
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        (
+            [
+                *("cli.main", "cli.train", "config.checks.validation"),
+                *("benchmark.command", "board.command", "data", "models"),
+            ],
+            {"torch", "lightning"},
+        ),
+        (
+            [
+                *("runs.folder", "monitoring.status", "monitoring.table"),
+                *("cluster.commands", "python.run"),
+            ],
+            {"torch", "hydra", "pydantic", "yaml", "numpy"},
+        ),
+    ],
+    ids=["checked", "only reads run folders"],
+)
+def test_command_imports(names: list[str], left_out: set[str]) -> None:
     """Commands start without torch, and those that only read runs start without Hydra, too."""
-    for names, left_out in (
-        (CHECKED, {"torch", "lightning"}),
-        (FAST, {"torch", "hydra", "pydantic", "yaml", "numpy"}),
-    ):
-        modules = ", ".join(f"lockstep.{name}" for name in names)
-        code = f"import sys, {modules}; print({left_out} & sys.modules.keys())"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-        )
-        assert done.stdout == "set()\n"
+    modules = ", ".join(f"lockstep.{name}" for name in names)
+    code = f"import sys, {modules}; print({left_out} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_public_names() -> None:

@@ -5,7 +5,6 @@ CI pins its actions by commit.
 
 import re
 import tomllib
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -48,12 +47,6 @@ def test_vulnerable_versions_excluded() -> None:
     ] == []
 
 
-def _texts() -> list[Path]:
-    """Pages, configurations and modules, whose commands users copy."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]
-    return [*pages, *ROOT.glob("conf/**/*.yaml"), *ROOT.glob("src/**/*.py"), *STARTER.rglob("*.*")]
-
-
 def test_install_commands() -> None:
     """`lockstep` on the package index is another project.
 
@@ -65,7 +58,10 @@ def test_install_commands() -> None:
     )
     assert stranger.search("pip install 'lockstep[export]'")
     assert not stranger.search("pip install lockstep-vision")
-    texts = [path for path in _texts() if path.is_file()]
+    # whose commands users copy
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*.ipynb")]
+    files = [*ROOT.glob("conf/**/*.yaml"), *ROOT.glob("src/**/*.py"), *STARTER.rglob("*.*")]
+    texts = [path for path in (*pages, *files) if path.is_file()]
     assert [
         f"{path}: {found[0]}" for path in texts if (found := stranger.search(path.read_text()))
     ] == []

@@ -2,8 +2,10 @@ import copy
 import errno
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,12 +20,7 @@ class Later(Executor):
 
     @override
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        class Result(Future[Any]):
-            @override
-            def result(self, timeout: float | None = None) -> Any:
-                return fn(*args, **kwargs)
-
-        return Result()
+        return Mock(result=partial(fn, *args, **kwargs))
 
 
 def state_after(step: int) -> dict[str, Any]:

@@ -33,9 +33,6 @@ def compressed(path: Path) -> None:
         archive.writestr("archive/data/0", bytes(1_000_000))
 
 
-DAMAGES = [cut_short, one_bit_flipped, Path.unlink, a_pipe, compressed]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     """A run with three checkpoints, each a minute older than the one before: last, best, first."""
@@ -55,7 +52,7 @@ def test_valid_checkpoint(folder: RunFolder) -> None:
     assert checkpoints.choose_checkpoint(empty, empty.last_checkpoint) == (None, "")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", [cut_short, one_bit_flipped, Path.unlink, a_pipe, compressed])
 def test_damaged_checkpoint(folder: RunFolder, damage: Callable[[Path], None]) -> None:
     damage(folder.last_checkpoint)
     path, note = checkpoints.choose_checkpoint(folder, folder.last_checkpoint)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -13,34 +14,11 @@ from lockstep.assembly import run_parts, session
 from lockstep.assembly.process_group import JoinedEnvironment
 from lockstep.assembly.session import Session
 from lockstep.config import errors
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
-from lockstep.config.schema.configuration import Config
 from lockstep.data.splits import ImageError
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricError
-
-
-def config_of(*texts: str) -> Config:
-    return validation.check_config(compose.compose_config([*texts, "strategy=cpu"]))
-
-
-def session_of(config: Config, world: World, gpus: tuple[int, ...], folder: Path) -> Session:
-    return Session(
-        config=config,
-        folder=RunFolder(folder),
-        rank=world.rank,
-        local_rank=world.local_rank,
-        world_size=world.world_size,
-        num_local=len(gpus),
-        device=torch.device("cuda", gpus[world.local_rank]),
-        gpus=gpus,
-        precision="float32",
-        precision_reason="",
-        environment=JoinedEnvironment(world),
-        exit_stack=contextlib.ExitStack(),
-    )
+from tests.support.composed import config_of
 
 
 @pytest.mark.parametrize(
@@ -61,7 +39,20 @@ def test_root_device(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_visible)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    here = session_of(config_of(), World("srun", 3, 1, 1, 4), gpus, tmp_path)
+    here = Session(
+        config=config_of("strategy=cpu"),
+        folder=RunFolder(tmp_path),
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        num_local=len(gpus),
+        device=torch.device("cuda", gpus[1]),
+        gpus=gpus,
+        precision="float32",
+        precision_reason="",
+        environment=JoinedEnvironment(World("srun", 3, 1, 1, 4)),
+        exit_stack=contextlib.ExitStack(),
+    )
     trainer = run_parts.lightning_trainer(
         here, L.LightningModule(), logger=False, enable_checkpointing=False
     )
@@ -80,7 +71,7 @@ IMAGES = [f"image {number}.png cannot be read: replace or delete it." for number
 def test_errors_listed(error: ValueError, lines: list[str]) -> None:
     with (
         pytest.raises(errors.ConfigError) as caught,
-        session.open_session(RunFolder(Path()), config_of(), None),
+        session.open_session(RunFolder(Path()), config_of("strategy=cpu"), None),
     ):
         raise error
     assert list(map(str, caught.value.errors)) == lines
@@ -89,30 +80,24 @@ def test_errors_listed(error: ValueError, lines: list[str]) -> None:
 # -- precision -------------------------------------------------------------------------------------
 
 
-class Card:
-    """A simulated GPU."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capability: tuple[int, int] = (9, 0)
-        monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-        monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
-        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "A Card")
-        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: self.capability)
-
-
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
-    yield Card(monkeypatch)
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A simulated GPU, whose capability a test may change."""
+    gpu = SimpleNamespace(capability=(9, 0))
+    monkeypatch.setattr("lockstep.system.hardware.num_visible_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "A Card")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: gpu.capability)
+    yield gpu
     # of a CPU: torch's state as other tests have it
-    with session.open_session(RunFolder(Path()), config_of(), None):
+    with session.open_session(RunFolder(Path()), config_of("strategy=cpu"), None):
         pass
 
 
 def opened(*texts: str) -> tuple[str, str]:
     """Precision and reason of a session on the machine's GPU, if it has one."""
-    config = validation.check_config(compose.compose_config(texts))
-    with session.open_session(RunFolder(Path()), config, None) as here:
+    with session.open_session(RunFolder(Path()), config_of(*texts), None) as here:
         return here.precision, here.precision_reason
 
 
@@ -141,7 +126,8 @@ def tf32() -> set[bool]:
         "torch.set_float32_matmul_precision('medium')",
     ],
 )
-def test_tf32_off_in_float32(card: Card, before: str) -> None:
+@pytest.mark.usefixtures("card")
+def test_tf32_off_in_float32(before: str) -> None:
     exec(before)
     opened("trainer.precision=float32")
     assert tf32() == {False}
@@ -163,7 +149,7 @@ def test_tf32_off_in_float32(card: Card, before: str) -> None:
     ],
 )
 def test_precision_gpu_capability(
-    card: Card, capability: tuple[int, int], texts: tuple[str, ...], precision: str
+    card: SimpleNamespace, capability: tuple[int, int], texts: tuple[str, ...], precision: str
 ) -> None:
     card.capability = capability
     found, reason = opened(*texts)
@@ -175,7 +161,7 @@ def test_precision_gpu_capability(
     ("precision", "more"),
     [("tf32", ()), ("tf32", ("strategy=cpu",)), ("float16", ("strategy=cpu",))],
 )
-def test_precision_refused(card: Card, precision: str, more: tuple[str, ...]) -> None:
+def test_precision_refused(card: SimpleNamespace, precision: str, more: tuple[str, ...]) -> None:
     card.capability = (7, 5)
     with pytest.raises(errors.ConfigError, match=f"trainer.precision={precision}.*: use float32"):
         opened(f"trainer.precision={precision}", *more)
@@ -187,5 +173,5 @@ def test_precision_mixed_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("float32", "An Old Card has no bfloat16 arithmetic"),
     ]
     monkeypatch.setattr(session, "gather_objects", lambda mine: choices)
-    with session.open_session(RunFolder(tmp_path), config_of(), None) as here:
+    with session.open_session(RunFolder(tmp_path), config_of("strategy=cpu"), None) as here:
         assert (here.precision, here.precision_reason) == choices[1]

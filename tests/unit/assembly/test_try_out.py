@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lockstep.assembly.try_out import refuse_augmentation, refuse_targets
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
 from lockstep.config.overrides import plan
 from lockstep.config.schema.configuration import Config
@@ -21,6 +19,7 @@ from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
 from lockstep.models.classifier import Classifier
 from lockstep.tasks import Classification, Multilabel, Regression, Task
+from tests.support.composed import config_of
 from tests.support.harness import SMALL
 from tests.support.modules import classification, classifier
 
@@ -46,7 +45,7 @@ def with_value(targets: Tensor, value: float) -> Tensor:
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return validation.check_config(compose.compose_config(SMALL))
+    return config_of(*SMALL)
 
 
 def refuse(config: Config, task: Task, outputs: Tensor, **parts: Any) -> None:
@@ -232,17 +231,11 @@ class Moving(Task):
 )
 def test_moved_images_refused(text: str, is_movable: bool) -> None:
     """Unless the targets in them can move, too."""
-    config, batch = augmented(text)
+    shard = Shard(0, 0, 0, COUNT, 0, COUNT, COUNT)
+    batch = Batch(torch.zeros(COUNT, 1, 4, 4, dtype=torch.uint8), MASKS, torch.arange(COUNT), shard)
+    plain = [override for override in SMALL if not override.startswith("augment")]
+    config = config_of(*plain, f"augment.{text}", "augment.color_jitter.hue=0.1")
     with pytest.raises(ConfigError, match=rf"augment\.{text.partition('=')[0]}"):
         refuse_augmentation(config, Task() if is_movable else Moving(), batch)
     if is_movable:
         refuse_augmentation(config, Moving(), batch)
-
-
-def augmented(text: str) -> tuple[Config, Batch]:
-    shard = Shard(0, 0, 0, COUNT, 0, COUNT, COUNT)
-    batch = Batch(torch.zeros(COUNT, 1, 4, 4, dtype=torch.uint8), MASKS, torch.arange(COUNT), shard)
-    plain = [override for override in SMALL if not override.startswith("augment")]
-    return validation.check_config(
-        compose.compose_config([*plain, f"augment.{text}", "augment.color_jitter.hue=0.1"])
-    ), batch

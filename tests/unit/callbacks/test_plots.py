@@ -14,13 +14,6 @@ from lockstep.models.predictions import Findings, Quality
 AWKWARD = ["$x_1$", "Ж", "日本", "a very long name of a class that does not fit", "", "  ", "<b>"]
 
 
-def counts_of(num_classes: int) -> NDArray[np.int64]:
-    made = np.random.default_rng(0)
-    return made.integers(0, 5, (num_classes, num_classes)) + 50 * np.eye(
-        num_classes, dtype=np.int64
-    )
-
-
 def drawn(figure: Figure) -> NDArray[np.uint8]:
     """The pixels of a figure; warnings of its layout are errors here."""
     with io.BytesIO() as file:
@@ -30,7 +23,8 @@ def drawn(figure: Figure) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("names", [AWKWARD, list(map(str, range(1000)))])
 def test_confusion_matrix_any_classes(names: list[str]) -> None:
-    counts = counts_of(len(names))
+    noise = np.random.default_rng(0).integers(0, 5, (len(names), len(names)))
+    counts = noise + 50 * np.eye(len(names), dtype=np.int64)
     with plots.style():
         pixels = drawn(plots.confusion_matrix(counts, names, "title"))
     assert pixels.std() > 1

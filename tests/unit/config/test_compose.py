@@ -22,7 +22,6 @@ from lockstep.config.errors import ConfigError
 from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
 
-STARTER = FILES / "conf"
 OURS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 OWN = """\
 # @package _global_
@@ -59,7 +58,7 @@ def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
 
     One has more in config.yaml, and one includes Lockstep by a file.
     """
-    conf = Path(shutil.copytree(STARTER, tmp_path / "conf"))
+    conf = Path(shutil.copytree(FILES / "conf", tmp_path / "conf"))
     if request.param is not None:
         (conf / "config.yaml").write_text(request.param)
     (conf / "base.yaml").write_text(BASE)

@@ -6,7 +6,6 @@ from lockstep.config.schema import key_scopes
 from lockstep.config.schema.sections import Scope
 
 FOLDER = {"data": {"_target_": "lockstep.data.image_folder"}}
-MINE = {"data": {"_target_": "mine.images"}}  # whose keys are of the same names
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,8 @@ MINE = {"data": {"_target_": "mine.images"}}  # whose keys are of the same names
         ("data.memory", None, Scope.PLACE),
         ("data.cache", FOLDER, Scope.PLACE),
         ("data.split_seed", FOLDER, Scope.NUMBERS),
-        ("data.cache", MINE, Scope.NUMBERS),
+        # of a custom source, whose key has the same name
+        ("data.cache", {"data": {"_target_": "mine.images"}}, Scope.NUMBERS),
         ("logger.tensorboard.name", None, Scope.WATCHING),
         ("silent", None, Scope.OUTPUT),
         ("sweep.name", None, Scope.SWEEP),

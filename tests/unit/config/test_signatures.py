@@ -91,10 +91,6 @@ def test_find_missing(target: str, what: str, near: str | None) -> None:
     assert near is None or near in caught.value.existing_names
 
 
-def errors(**section: Any) -> list[str]:
-    return list(map(str, signatures.errors([{"callbacks": {"x": section}}])))
-
-
 @pytest.mark.usefixtures("_written")
 @pytest.mark.parametrize(
     ("target", "part"),
@@ -105,6 +101,6 @@ def errors(**section: Any) -> list[str]:
     ],
 )
 def test_import_fails(target: str, part: str) -> None:
-    (error,) = errors(_target_=target)
-    assert error.startswith(f"callbacks.x._target_={target}")
-    assert part in error
+    (error,) = signatures.errors([{"callbacks": {"x": {"_target_": target}}}])
+    assert str(error).startswith(f"callbacks.x._target_={target}")
+    assert part in str(error)

@@ -12,7 +12,6 @@ from lockstep.config.saved import project, trust
 from lockstep.runs.folder import RunFolder
 from tests.support.composed import config_of
 
-RUN = RunFolder(Path("/somewhere/run"))
 KNOWN = [
     "albumentations.Compose",
     *(
@@ -79,7 +78,7 @@ UNKNOWN = [
     [*((target, True) for target in KNOWN), *((target, False) for target in UNKNOWN)],
 )
 def test_known_targets(target: object, expected: bool) -> None:
-    assert trust._is_known(target, RUN) == expected
+    assert trust._is_known(target, RunFolder(Path("/somewhere/run"))) == expected
 
 
 def test_service_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,18 +112,15 @@ def test_project_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "flower_project.ReLU",
         "network.Net",
     )
-    imported = (
-        "flower_project.system",
-        "flower_project.network.system",
+    names = (
+        *project_names,
+        # imported from elsewhere
+        *("flower_project.system", "flower_project.network.system"),
         "flower_project.network.os.system",
-    )
-    others = (
-        "theirs.code.Net",
-        "theirs.run.code.Net",
-        "outputs.code.Net",
-        "installed.Net",
+        # of others
+        *("theirs.code.Net", "theirs.run.code.Net", "outputs.code.Net", "installed.Net"),
         "flower_project.Net.mro",
+        # in folders without __init__.py
+        *("photos.helper.Net", "flower_project.data.helper.Net"),
     )
-    data = ("photos.helper.Net", "flower_project.data.helper.Net")  # folders without __init__.py
-    names = (*project_names, *imported, *others, *data)
     assert [name for name in names if trust._is_known(name, run)] == [*project_names]

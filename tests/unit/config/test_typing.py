@@ -2,7 +2,6 @@
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,23 +9,15 @@ from lockstep.assembly import checkpoints
 from lockstep.assembly.run_parts import once_a_node
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence
-from lockstep.config.checks.validation import check_config
 from lockstep.config.composing import typed_text
-from lockstep.config.composing.compose import compose_config, parse_override
+from lockstep.config.composing.compose import parse_override
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.runs import naming
 from lockstep.system import hardware
+from tests.support.composed import config_of
 from tests.support.copies import section
 from tests.support.image_files import write_folder
-
-
-def errors(*texts: str, is_multirun: bool = False) -> list[str]:
-    try:
-        overrides.plan(texts, is_multirun=is_multirun)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +72,6 @@ def test_home_in_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: st
     data_presence.check_weights(config)
 
 
-LIST = ("data=list", "data.file=x.csv")
 ONE_DEVICE = "write strategy=single_device"
 
 
@@ -96,7 +86,7 @@ ONE_DEVICE = "write strategy=single_device"
         (["strategy=cuda"], 0, "write strategy=cpu"),
         (["strategy=cuda"], 1, ONE_DEVICE),
         (["trainer.devices=0,1"], 0, "write trainer.devices=[0,1], or add -m"),
-        ([*LIST, "task=regression"], 0, "set data.targets=numbers"),
+        (["data=list", "data.file=x.csv", "task=regression"], 0, "set data.targets=numbers"),
         (["data=synthetic", "data.folds=3"], 0, "is not for this source, which has no folds"),
         (["experiment=finetun", "data.root=x"], 0, "did you mean finetune?"),
         (["-m", "trainer.accumulate_grad_batches=7", "global_batch_size=10,20,30"], 0, "=7"),
@@ -106,12 +96,10 @@ def test_single_error(
     monkeypatch: pytest.MonkeyPatch, texts: list[str], num_gpus: int, part: str
 ) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
-    (error,) = errors(*(text for text in texts if text != "-m"), is_multirun="-m" in texts)
-    assert part in error
-
-
-def data(*overrides: str) -> Any:
-    return check_config(compose_config(overrides)).data
+    with pytest.raises(ConfigError) as caught:
+        overrides.plan([text for text in texts if text != "-m"], is_multirun="-m" in texts)
+    (error,) = caught.value.errors
+    assert part in str(error)
 
 
 def test_variable_in_paths(
@@ -119,25 +107,19 @@ def test_variable_in_paths(
 ) -> None:
     """A variable is expanded where a path is used, and nowhere else."""
     monkeypatch.setenv("DISK", "/a disk")
-    config = check_config(
-        compose_config(
-            [
-                "data=image_folder",
-                "data.root=$DISK/flowers",
-                "data.cache=$DISK",
-                "data.copy_to=data/$DISK/$DISK.5",
-            ]
-        )
+    config = config_of(
+        "data=image_folder",
+        "data.root=$DISK/flowers",
+        "data.cache=$DISK",
+        "data.copy_to=data/$DISK/$DISK.5",
     )
     found = config.data.resolve_paths()
     assert (found.root, found.arguments()["cache"]) == ("/a disk/flowers", "/a disk")
     assert found.copy_to == "data//a disk//a disk.5"
-    assert (
-        data("data=list", "data.file='$DISK/x.csv'").resolve_paths().arguments()["file"]
-        == "/a disk/x.csv"
-    )
+    listed = config_of("data=list", "data.file='$DISK/x.csv'").data.resolve_paths()
+    assert listed.arguments()["file"] == "/a disk/x.csv"
     assert config_file.to_tree(config)["data"]["root"] == "$DISK/flowers"
-    plain = data("data=cifar10", "data.root='cost $5 or $'")
+    plain = config_of("data=cifar10", "data.root='cost $5 or $'").data
     assert plain.resolve_paths() == plain
 
 

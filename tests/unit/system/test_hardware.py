@@ -53,8 +53,6 @@ def test_visible_gpus_from_torch(files: list[str], monkeypatch: pytest.MonkeyPat
 
 # -- limits of containers --------------------------------------------------------------------------
 
-NONE_V1 = str(2**63 - 4096)  # what version 1 has in place of "max"
-
 
 def machine(path: Path, groups: str, files: dict[str, str]) -> Path:
     """Fake a system whose process is in `groups`.
@@ -134,7 +132,8 @@ def old_memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str
         ("0::/\n", memory("", "max\n", 8, 0), 64, 32),
         ("0::/a/b\n", {**memory("a/b/", 8, 1, 0), **memory("a/", 6, 5, 0)}, 6, 1),
         ("4:memory:/docker/3f\n", old_memory("", str(8 * 2**30), 7, 4), 8, 5),
-        ("4:memory:/\n", old_memory("", NONE_V1, 7, 0), 64, 32),
+        # which version 1 has in place of "max"
+        ("4:memory:/\n", old_memory("", str(2**63 - 4096), 7, 0), 64, 32),
     ],
 )
 def test_memory_container_limit(

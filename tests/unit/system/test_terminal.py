@@ -1,12 +1,13 @@
 """Texts and tables: no word is broken and a command can be copied; a log has whole lines."""
 
 import io
+import re
 
 import pytest
 
 from lockstep.callbacks.console import live_line
 from lockstep.system import terminal
-from lockstep.system.terminal import new_table, print_table, show_table
+from lockstep.system.terminal import Terminal, new_table, print_table, show_table
 
 HEADER = [
     (
@@ -30,7 +31,7 @@ HEADER = [
 
 def test_terminal_without_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
-    out = terminal.Terminal(
+    out = Terminal(
         file=io.TextIOWrapper(raw, "ascii"), width=80, force_terminal=True, color_system=None
     )
     monkeypatch.setattr(terminal, "terminal", lambda: out)
@@ -39,3 +40,15 @@ def test_terminal_without_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     print_table(new_table(["a", "b"], [["1", "2"]], out), out)
     out.file.flush()
     assert raw.getvalue().decode("ascii").splitlines()[1] == "-" * 78
+
+
+@pytest.mark.parametrize(
+    ("width", "rest"), [(80, "step 120/5000  6:40 left  612 images/s"), (40, "step 120/5000")]
+)
+def test_live_line_cropped(width: int, rest: str) -> None:
+    out = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    facts = ["step 120/5000", "6:40 left", "612 images/s", "1:08:00 in total"]
+    out.print(live_line(width, "1/10", 0.5, facts))
+    (line,) = out.file.getvalue().splitlines()
+    assert re.match(rf" +1/10  ━+╸? +{rest}", line)
+    assert len(line) <= width

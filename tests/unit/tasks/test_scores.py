@@ -29,14 +29,11 @@ NUM_SAMPLES, NUM_CLASSES = 97, 4
 CPU = torch.device("cpu")
 
 
-def batch_of(targets: Tensor, positions: Tensor) -> Batch:
-    shard = Shard(0, 0, 0, len(positions), 0, len(positions), len(positions))
-    return Batch(torch.empty(len(positions), 0), targets[positions], positions, shard)
-
-
 def update(scores: Scores, task: Task, outputs: Tensor, targets: Tensor, positions: Tensor) -> None:
-    if len(positions):
-        scores.update(task, outputs[positions], batch_of(targets, positions))
+    if count := len(positions):
+        shard = Shard(0, 0, 0, count, 0, count, count)
+        batch = Batch(torch.empty(count, 0), targets[positions], positions, shard)
+        scores.update(task, outputs[positions], batch)
 
 
 def made_up(kind: str) -> tuple[Task, Tensor, Tensor]:

@@ -5,19 +5,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
-from lockstep.config.checks import validation
-from lockstep.config.composing import compose
 from lockstep.config.errors import ConfigError
-from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open
 from lockstep.runs.folder import RunFolder
 from lockstep.training import observers
 from lockstep.training.observers import built_callbacks
+from tests.support.composed import config_of
 from tests.support.harness import SMALL
 
 
@@ -25,15 +22,10 @@ class Bar(TQDMProgressBar):
     """Does what it is derived from."""
 
 
-def config_with(kind: type[L.Callback]) -> Config:
-    return validation.check_config(
-        compose.compose_config([*SMALL, f"+callbacks.x._target_={__name__}.{kind.__name__}"])
-    )
-
-
 def test_unusable_base_class_refused() -> None:
+    config = config_of(*SMALL, f"+callbacks.x._target_={__name__}.Bar")
     with pytest.raises(ConfigError, match=rf"callbacks\.x\._target_={__name__}\.Bar"):
-        built_callbacks(config_with(Bar))
+        built_callbacks(config)
 
 
 class MyTensorBoardLogger(TensorBoardLogger):
@@ -72,7 +64,7 @@ def test_mlflow_service_fails(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (tmp_path / "run").mkdir()
     overrides = [*SMALL, "logger=mlflow", f"logger.mlflow.tracking_uri={tmp_path / 'mlruns'}"]
-    config = validation.check_config(compose.compose_config(overrides))
+    config = config_of(*overrides)
     here: Any = SimpleNamespace(
         folder=RunFolder(tmp_path / "run"), rank=0, config=config, exit_stack=contextlib.ExitStack()
     )

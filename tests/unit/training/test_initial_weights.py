@@ -28,32 +28,22 @@ class Learned(Classification):
         self.factor = nn.Parameter(torch.tensor(factor))
 
 
-def formatted(classes: str, num_channels: int) -> ImageFormat:
-    return ImageFormat(
-        tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels
-    )
-
-
 def made(images: ImageFormat, hidden: int = 4, seed: int = 1) -> Classifier:
     torch.manual_seed(seed)
     net = Plain(images.image_shape[0], len(images.class_names), hidden)
     return classifier(net, Learned(float(seed)), image_format=images)
 
 
-def saved(path: Path, module: L.LightningModule, **more: Any) -> Any:
-    """Save a module as the checkpoint of a run; return the session of a new run on rank 0."""
-    state = {name: value + 1 for name, value in module.state_dict().items()}
-    torch.save({"state_dict": state, **more}, path / "initial.ckpt")
+def source(path: Path) -> tuple[Any, dict[str, Tensor]]:
+    """Save the checkpoint of a run.
+
+    Returns the session of a new run on rank 0, and the state of the other one.
+    """
+    state = {name: value + 1 for name, value in made(RGB, seed=7).state_dict().items()}
+    torch.save({"state_dict": state, "image_format": RGB._asdict()}, path / "initial.ckpt")
     config = SimpleNamespace(init_from="the-other", silent=False)
-    return SimpleNamespace(
-        config=config, rank=0, folder=SimpleNamespace(initial_weights=path / "initial.ckpt")
-    )
-
-
-def source(path: Path) -> tuple[Any, Any]:
-    """Return the session of a new run, and the state of the other one."""
-    session = saved(path, made(RGB, seed=7), image_format=RGB._asdict())
-    return session, torch.load(session.folder.initial_weights)["state_dict"]
+    folder = SimpleNamespace(initial_weights=path / "initial.ckpt")
+    return SimpleNamespace(config=config, rank=0, folder=folder), state
 
 
 def taken(session: Any, module: L.LightningModule, images: ImageFormat) -> dict[str, Tensor]:
@@ -88,7 +78,9 @@ def test_other_classes_and_channels(
 ) -> None:
     """The head of other classes is new, the convolution of other channels is adapted."""
     session, state = source(tmp_path)
-    images = formatted(classes, num_channels)
+    images = ImageFormat(
+        tuple(classes), (num_channels, 8, 8), (0.3,) * num_channels, (0.2,) * num_channels
+    )
     module = made(images)
     found = taken(session, module, images)
     own = {"net.fc.weight", "net.fc.bias", "task.factor"} if classes != "abcd" else set[str]()
