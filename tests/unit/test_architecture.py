@@ -97,12 +97,12 @@ def test_private_names_single_module() -> None:
 
 
 def _nodes(path: Path, *kinds: type[ast.AST]) -> "Iterator[Any]":
-    return (node for node in ast.walk(_parsed(path)) if isinstance(node, kinds))
+    return (node for node in _all_nodes(path) if isinstance(node, kinds))
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def _all_nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def _is_set(node: ast.Attribute) -> bool:

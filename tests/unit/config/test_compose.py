@@ -100,7 +100,7 @@ def test_sweep_over_experiments(source: Source) -> None:
     ]
 
 
-def test_sweep_job_order(source: Source) -> None:
+def test_sweep_job_order() -> None:
     typed = [
         "seed=0,1",
         "optimizer.lr=0.1,0.2",
@@ -109,7 +109,7 @@ def test_sweep_job_order(source: Source) -> None:
         "seed=3,4",
     ]
     folders = ["hydra.sweep.dir=of", "hydra.sweep.subdir=${hydra:job.num}_${seed}"]
-    jobs = overrides.plan([*typed, *folders], source, is_multirun=True).jobs
+    jobs = overrides.plan([*typed, *folders], is_multirun=True).jobs
     assert [
         (job.config.seed, job.config.optimizer.lr, job.config.name, job.root, job.subdir)
         for job in jobs
