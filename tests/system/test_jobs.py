@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
 from lockstep.cluster import code, commands, job, jobs, scheduler, slurm, submission
@@ -25,7 +26,7 @@ from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.launch import prepared_run, worker
+from lockstep.launch import prepared_run
 from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
@@ -33,7 +34,8 @@ from lockstep.sweeps import command as sweeps
 from lockstep.trials.ledger import Ledger, Trial
 from tests.support import job_records
 from tests.support.commands import run as run_command
-from tests.support.composed import composed_once
+from tests.support.composed import composed_once, errors_of
+from tests.support.exact import trained
 from tests.support.harness import (
     PATIENCE_S,
     ROOT,
@@ -76,12 +78,6 @@ def config_of(*overrides: str) -> Config:
     return validation.check_config(composed_once([*SLURM, *overrides]))
 
 
-def errors(*overrides: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        validation.check_config(composed_once(overrides))
-    return str(caught.value).splitlines()
-
-
 # -- errors of a submission ------------------------------------------------------------------------
 
 
@@ -106,13 +102,13 @@ def errors(*overrides: str) -> list[str]:
     ],
 )
 def test_submission_errors(tools: Path, overrides: tuple[str, ...], error: str) -> None:
-    (found,) = errors(*overrides)
+    (found,) = errors_of(*overrides)
     assert error in found
 
 
 def test_submission_without_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "sbatch" in errors(*SLURM)[0]
+    assert "sbatch" in errors_of(*SLURM)[0]
 
 
 @pytest.mark.parametrize(
@@ -138,14 +134,6 @@ def test_job_workers_and_gpus(
     validation.check_tree(config_file.to_tree(of_job))
 
 
-def script_of(folder: Path, *overrides: str) -> list[str]:
-    """The lines of the script of a job."""
-    config = config_of(*overrides)
-    paths = slurm.JobPaths(files=folder, code=folder, cwd=folder)
-    executor = slurm.executor(config, name="x", paths=paths, is_head=False)
-    return slurm.script(executor, 1).splitlines()
-
-
 def test_script_options(tools: Path, tmp_path: Path) -> None:
     """Each is there once."""
     words = (f"cluster.{key}=x" for key in ("partition", "account", "qos", "constraint"))
@@ -155,9 +143,12 @@ def test_script_options(tools: Path, tmp_path: Path) -> None:
         "trainer.num_nodes=2",
         "trainer.devices=3",
     )
-    lines = script_of(
-        tmp_path, *words, *sizes, "cluster.sbatch=[--exclusive]", "cluster.setup=[module load x]"
+    config = config_of(
+        *words, *sizes, "cluster.sbatch=[--exclusive]", "cluster.setup=[module load x]"
     )
+    paths = slurm.JobPaths(files=tmp_path, code=tmp_path, cwd=tmp_path)
+    executor = slurm.executor(config, name="x", paths=paths, is_head=False)
+    lines = slurm.script(executor, 1).splitlines()
     options = [line.removeprefix("#SBATCH --") for line in lines if "#SBATCH" in line]
     expected = {
         "nodes=2",
@@ -329,6 +320,7 @@ def test_code_git(tmp_path: Path) -> None:
     for words in (["init", "-q"], ["add", "src", "conf", "train.py"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
     (root / "train.py").write_text("edited\n")
+    (root / "train.py").chmod(0o775)  # of a project that a group shares
     (root / "untracked.csv").touch()
     (tmp_path / "code" / "1").mkdir(parents=True)  # of a job that waits
     target = code.freeze(root, tmp_path / "code")
@@ -336,15 +328,9 @@ def test_code_git(tmp_path: Path) -> None:
     files = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     assert files == {"COMMIT", "conf/config.yaml", "own.py", "src/lockstep/a.py", "train.py"}
     assert (target / "train.py").read_text() == "edited\n"
+    assert (target / "train.py").stat().st_mode & 0o777 == 0o755
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     assert code.provenance.commit(target) == f"{head.stdout.strip()}+changes"
-
-
-def test_code_of_shared_project(tmp_path: Path) -> None:
-    project(tmp_path / "it")
-    (tmp_path / "it" / "train.py").chmod(0o775)
-    target = code.freeze(tmp_path / "it", tmp_path / "code")
-    assert (target / "train.py").stat().st_mode & 0o777 == 0o755
 
 
 def test_secrets_of_submission(
@@ -788,11 +774,7 @@ SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:1}"
 @pytest.mark.processes
 def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     """It outlives its terminal, is cancelled with a checkpoint, and goes on exactly."""
-    alone = write_run(tmp_path / "alone", TINY)
-    assert (
-        worker.run_here(worker.Job(worker.train, alone, {"command": "", "has_test": True}), None)
-        == 0
-    )
+    alone = trained(tmp_path / "alone", TINY)
     words = [
         "train",
         *TINY,
@@ -803,7 +785,8 @@ def test_background_run_cancelled_and_requeued(tmp_path: Path) -> None:
     ]
     folder = RunFolder(tmp_path / "run")
     with on_terminal(100, *words) as shown:
-        assert shown.end() == 0, shown.text
+        shown.expect(pexpect.EOF)
+        assert shown.wait() == 0, shown.before
     # the terminal is closed: its processes got SIGHUP
     wait_until(lambda: folder.read_status().get("step", 0) >= 1, "the first step")
     name = folder.read_job()["id"]

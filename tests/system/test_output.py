@@ -4,6 +4,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from lockstep.runs.folder import EXIT_FAILED
@@ -14,20 +15,16 @@ from tests.support.screens import on_terminal
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 
 
-def shell(cwd: Path, line: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """What bash makes of a line; the exit code is that of the first failing part of a pipe."""
-    words = ["bash", "-o", "pipefail", "-c", line]
-    return subprocess.run(
-        words, cwd=cwd, env={**environ(), **variables}, capture_output=True, timeout=PATIENCE_S
-    )
-
-
 @pytest.mark.parametrize(
     ("num_workers", "redirection"), [(2, "2>&1 | head -1"), (1, "> /dev/full 2>&1")]
 )
 def test_output_closed_or_full(tmp_path: Path, redirection: str, num_workers: int) -> None:
     train = shlex.join(command(*SMALL, f"trainer.devices={num_workers}"))
-    done = shell(tmp_path, f"{train} {redirection}")
+    # the exit code is that of the first failing part of the pipe
+    words = ["bash", "-o", "pipefail", "-c", f"{train} {redirection}"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environ(), capture_output=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert latest(tmp_path).read_status()["state"] == "finished"
 
@@ -48,13 +45,14 @@ def test_breakpoint(tmp_path: Path, num_workers: int, keys: str, code: int, end:
         f"trainer.devices={num_workers}",
         f"hydra.run.dir={tmp_path / 'run'}",
     )
-    with on_terminal(80, *words, PYTHONPATH=str(ROOT)) as on:
+    with on_terminal(80, *words, PYTHONPATH=str(ROOT)) as shown:
         if keys:
-            on.wait_for(
+            shown.expect(
                 r"networks\.py\(\d+\)forward\(\)\r\n-> return super\(\)\.forward\(x\)\r\n\(Pdb\) "
             )
-            on.type("p x.shape[1:]\n")
-            on.wait_for(r"torch\.Size\(\[1, 16, 16\]\)\r\n\(Pdb\) ")
-            on.type(keys)
-        assert on.end() == code, on.text
-    assert end in on.text, on.text
+            shown.send("p x.shape[1:]\n")
+            shown.expect(r"torch\.Size\(\[1, 16, 16\]\)\r\n\(Pdb\) ")
+            shown.send(keys)
+        shown.expect(pexpect.EOF)
+        assert shown.wait() == code, shown.before
+    assert end in shown.before
