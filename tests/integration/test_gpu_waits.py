@@ -14,6 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lockstep.runs.folder import RunFolder
+from tests.support.callbacks import ends_after
 from tests.support.gpus import PretendedGpus
 from tests.support.harness import ROOT, SMALL, difference, environ, train_all, write_run
 
@@ -30,8 +31,7 @@ RECIPE = (
 ON_GPU = (*(override for override in RECIPE if override != "strategy=cpu"), "trainer.devices=1")
 HELD = 2 * 18  # the step after which checkpoints are held
 HOLDS = f"+callbacks.holds={{_target_:tests.support.callbacks.HoldsCheckpoints,step:{HELD}}}"
-KILL = f"hook:on_train_batch_end,step:{HELD + 10}"
-KILLED = f"+callbacks.killed={{_target_:tests.support.callbacks.SendsSignal,{KILL}}}"
+KILLED = ends_after(HELD + 10, "SIGKILL")
 # the thread is held until the weights have changed
 SNAPSHOT = """
 import sys, threading

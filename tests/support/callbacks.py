@@ -1,6 +1,5 @@
 """Callbacks for tests record the process of a trial, slow it down, or end it at some moment."""
 
-import ctypes
 import itertools
 import json
 import os
@@ -128,37 +127,6 @@ class Breaks(L.Callback):
             raise RuntimeError(self._word)
 
 
-class Dies(L.Callback):
-    """Ends one rank by a signal after its third step."""
-
-    def __init__(self, *, how: str, rank: int) -> None:
-        self._how = {"SIGSEGV": reads_nowhere, "SIGABRT": aborts, "SIGKILL": is_killed}[how]
-        self._rank = rank
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        if trainer.global_rank == self._rank and trainer.global_step == 3:
-            self._how()
-
-
-def reads_nowhere() -> None:
-    ctypes.string_at(0)
-
-
-def aborts() -> None:
-    os.abort()
-
-
-def is_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class SendsSignal(L.Callback):
     """Sends a signal to the process of a rank, once, in the first call of `hook` after `step`.
 
@@ -185,6 +153,12 @@ class SendsSignal(L.Callback):
             for logger in trainer.loggers if self._flushes else ():
                 logger.save()
             os.kill(os.getpid(), self._number)
+
+
+def ends_after(step: int, number: str, rank: int = 0) -> str:
+    """The override that sends a signal to a rank after a step."""
+    settings = f"hook:on_train_batch_end,step:{step},rank:{rank},number:{number}"
+    return f"+callbacks.ends={{_target_:tests.support.callbacks.SendsSignal,{settings}}}"
 
 
 class HoldsCheckpoints(L.Callback):
@@ -288,13 +262,7 @@ class NeverWaits(L.Callback):
 
 
 class NotesGraphs(L.Callback):
-    """Writes after each batch of rank 0 how many keys have CUDA graphs.
-
-    It may ask for a stop after a step.
-    """
-
-    def __init__(self, *, stop_after: int = 0) -> None:
-        self._stop_after = stop_after
+    """Writes after each batch of rank 0 how many keys have CUDA graphs."""
 
     def on_train_batch_end(
         self,
@@ -313,8 +281,6 @@ class NotesGraphs(L.Callback):
         if trainer.is_global_zero:
             with open(Path(trainer.default_root_dir, "graphs"), "a") as file:
                 file.write(f"{sum(graphs is not None for graphs in found)}\n")
-            if 0 < trainer.global_step == self._stop_after:
-                os.kill(os.getpid(), signal.SIGTERM)
 
 
 class CountsLaunches(L.Callback):
@@ -341,14 +307,10 @@ def _may_wait(may: bool) -> None:
 
 
 class Scales(L.Callback):
-    """Lets the scale of a float16 training grow early, and writes it after each step.
+    """Lets the scale of a float16 training grow early, and writes it after each step."""
 
-    It may ask for a stop after one.
-    """
-
-    def __init__(self, *, growth_interval: int, stop_after: int) -> None:
+    def __init__(self, *, growth_interval: int) -> None:
         self._growth_interval = growth_interval
-        self._stop_after = stop_after
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._step = trainer.global_step
@@ -370,8 +332,6 @@ class Scales(L.Callback):
             self._step = trainer.global_step
             with open(Path(trainer.default_root_dir, "scales"), "a") as file:
                 file.write(f"{pl_module.loss_scale._scaler.get_scale()}\n")
-            if self._step == self._stop_after:
-                os.kill(os.getpid(), signal.SIGTERM)
 
 
 SEES = "+callbacks.sees={_target_:tests.support.callbacks.Sees,epoch_s:%s}"

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from lockstep.runs import heartbeat
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
+from tests.support.callbacks import ends_after
 from tests.support.commands import Command, latest
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, write_run
 
@@ -24,30 +24,8 @@ HOST = socket.gethostname()
 SOURCE = ROOT / "tests" / "support" / "callbacks.py"
 
 
-def dies(how: str, rank: int) -> str:
-    return f"+callbacks.dies={{_target_:tests.support.callbacks.Dies,how:{how},rank:{rank}}}"
-
-
-def line_of(text: str) -> int:
-    """The line of the callback that holds a text."""
-    return SOURCE.read_text().splitlines().index(text) + 1
-
-
-def run(cwd: Path, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return commands.run(words, cwd, {**environ(), "PYTHONPATH": str(ROOT)})
-
-
-def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr: str) -> None:
-    reason = folder.read_status()["reason"]
-    assert reason.startswith(f"{who} was ended by {number.name} on {HOST}")
-    if number != signal.SIGKILL:
-        place = line_of(
-            {"SIGSEGV": "    ctypes.string_at(0)", "SIGABRT": "    os.abort()"}[number.name]
-        )
-        assert f"{SOURCE}:{place}" in reason
-    assert folder.failure.read_text().splitlines()[0] == reason
-    assert reason in stderr
-    assert folder.heartbeats() == {}
+# the line of the callback that ends its process
+LINE = SOURCE.read_text().splitlines().index("            os.kill(os.getpid(), self._number)") + 1
 
 
 @pytest.mark.parametrize(
@@ -60,13 +38,20 @@ def assert_reported(folder: RunFolder, who: str, number: signal.Signals, stderr:
     ],
 )
 def test_rank_death(tmp_path: Path, num_workers: int, rank: int, number: signal.Signals) -> None:
-    done = run(tmp_path, command(*SMALL, f"trainer.devices={num_workers}", dies(number.name, rank)))
+    words = command(*SMALL, f"trainer.devices={num_workers}", ends_after(3, number.name, rank))
+    done = commands.run(words, tmp_path, {**environ(), "PYTHONPATH": str(ROOT)})
     assert done.returncode == (128 + number if num_workers == 1 else 1), done.stderr
-    assert_reported(latest(tmp_path), f"rank {rank} of {num_workers}", number, done.stderr)
+    folder = latest(tmp_path)
+    reason = folder.read_status()["reason"]
+    assert reason.startswith(f"rank {rank} of {num_workers} was ended by {number.name} on {HOST}")
+    assert (f"{SOURCE}:{LINE}" in reason) == (number != signal.SIGKILL)
+    assert folder.failure.read_text().splitlines()[0] == reason
+    assert reason in done.stderr
+    assert folder.heartbeats() == {}
 
 
 def test_srun_task_death(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", dies("SIGSEGV", rank=1)])
+    folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", ends_after(3, "SIGSEGV", 1)])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]
     place = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     place |= {
@@ -95,10 +80,7 @@ def test_srun_task_death(tmp_path: Path) -> None:
     reason = folder.read_status()["reason"]
     assert reason.startswith(f"rank 1 of 2 on {HOST} (pid {tasks[1].pid}) has been silent since ")
     assert reason in told[0]
-    assert (
-        f'File "{SOURCE}", line {line_of("    ctypes.string_at(0)")}'
-        in folder.rank_log(1).read_text()
-    )
+    assert f'File "{SOURCE}", line {LINE}' in folder.rank_log(1).read_text()
 
 
 STACK = """Fatal Python error: Segmentation error

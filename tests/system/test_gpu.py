@@ -19,6 +19,7 @@ from tests.support.harness import (
     command,
     difference,
     environ,
+    own_network,
     train_all,
     write_run,
 )
@@ -29,7 +30,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
 ON_GPU = [override for override in SMALL if override != "strategy=cpu"] + ["trainer.devices=1"]
-LOG_EVERY = 8
 
 
 def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
@@ -79,16 +79,8 @@ def test_graphs_as_eager(tmp_path: Path, precision: str, parts: int) -> None:
 
 
 def test_nan_loss_failed_run(tmp_path: Path) -> None:
-    network = [
-        f"~model.{name}" for name in ("width", "stem", "shortcut_norm", "bias", "dropout", "init")
-    ]
-    network += [
-        "model._target_=tests.support.networks.BecomesNan",
-        "+model.hidden=4",
-        "trainer.max_epochs=10",
-    ]
-    overrides = [override for override in ON_GPU if not override.startswith("model.")]
-    done = train(tmp_path / "run", *overrides, *network)
+    network = [text for text in own_network("BecomesNan") if text != "strategy=cpu"]
+    done = train(tmp_path / "run", *network, "trainer.max_epochs=10", "trainer.devices=1")
     assert done.returncode == EXIT_FAILED
     assert "The loss is not finite in optimizer step 30 " in done.stderr
     saved = torch.load(
@@ -108,18 +100,10 @@ def test_nan_loss_failed_run(tmp_path: Path) -> None:
     ],
 )
 def test_never_waits(tmp_path: Path, optimizer: str, callbacks: str, precision: str) -> None:
-    overrides = [override for override in ON_GPU if not override.startswith("trainer.log_every")]
-    overrides += [
-        f"trainer.log_every_n_steps={LOG_EVERY}",
-        f"optimizer={optimizer}",
-        f"callbacks={callbacks}",
-    ]
-    overrides += [
-        "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
-        f"trainer.precision={precision}",
-        "data.train_size=700",
-    ]
-    done = train(tmp_path / "run", *overrides)
+    waits = "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}"
+    parts = (f"optimizer={optimizer}", f"callbacks={callbacks}", f"trainer.precision={precision}")
+    sizes = ("trainer.log_every_n_steps=8", "data.train_size=700")
+    done = train(tmp_path / "run", *ON_GPU, *parts, *sizes, waits)
     assert done.returncode == 0, done.stderr
 
 

@@ -74,16 +74,7 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
             raise RuntimeError("CUDAn error: invalid device ordinal")
         return index
 
-    def get_device() -> int:
-        return gpu.device()
-
-    def set_device(index: int) -> None:
-        gpu.exchange_device(checked(index))
-
     def exchange_device(index: int) -> int:
-        return gpu.exchange_device(checked(index))
-
-    def maybe_exchange_device(index: int) -> int:
         return gpu.exchange_device(checked(index))
 
     def is_in_bad_fork() -> bool:
@@ -122,10 +113,10 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
         "_cuda_init": start,
         "_cuda_getDeviceCount": count,
         "_cuda_isInBadFork": is_in_bad_fork,
-        "_cuda_getDevice": get_device,
-        "_cuda_setDevice": set_device,
+        "_cuda_getDevice": gpu.device,
+        "_cuda_setDevice": exchange_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": maybe_exchange_device,
+        "_cuda_maybeExchangeDevice": exchange_device,
         "_cuda_synchronize": synchronize,
         "_cuda_canDeviceAccessPeer": lambda one, other: abs(one - other) == 1,
         "_cuda_set_sync_debug_mode": set_sync_debug_mode,
@@ -137,7 +128,7 @@ def _replace_driver(torch: Any, gpu: Any, num_gpus: int) -> None:
     # names that torch.cuda bound when it was imported
     torch.cuda._is_in_bad_fork = is_in_bad_fork
     torch.cuda._exchange_device = exchange_device
-    torch.cuda._maybe_exchange_device = maybe_exchange_device
+    torch.cuda._maybe_exchange_device = exchange_device
 
 
 def _replace_streams(torch: Any, gpu: Any) -> None:
@@ -170,9 +161,6 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
 
         def wait(self, stream: Any = None) -> None:
             gpu.wait_for(self._capture, (stream or torch.cuda.current_stream()).stream_id)
-
-        def elapsed_time(self, end_event: Any) -> float:
-            return 1.0
 
     class Stream:
         def __init__(
@@ -212,14 +200,6 @@ def _replace_streams(torch: Any, gpu: Any) -> None:
         def wait_stream(self, stream: Any) -> None:
             gpu.wait_for(gpu.capture_of(stream.stream_id), self.stream_id)
 
-        def wait_event(self, event: Any) -> None:
-            event.wait(self)
-
-        def record_event(self, event: Any = None) -> Any:
-            event = event or Event()
-            event.record(self)
-            return event
-
     def get_current_stream(device: int) -> tuple[int, int, int]:
         return gpu.stream(device), device, cuda_type
 
@@ -258,21 +238,14 @@ def _replace_graphs(torch: Any, gpu: Any) -> None:
         def replay(self) -> None:
             self._graph.replay()
 
-        def reset(self) -> None:
-            self._graph = torch.classes.pretended_gpu.Graph()
-
         def pool(self) -> Any:
             return self._pool
 
         def register_generator_state(self, generator: Any) -> None:
             self._graph.register_generator(generator)
 
-    def is_capturing() -> bool:
-        return gpu.is_capturing()
-
-    torch._C._cuda_isCurrentStreamCapturing = torch.cuda.graphs._cuda_isCurrentStreamCapturing = (
-        is_capturing
-    )
+    torch._C._cuda_isCurrentStreamCapturing = gpu.is_capturing
+    torch.cuda.graphs._cuda_isCurrentStreamCapturing = gpu.is_capturing
     torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = CUDAGraph
 
 
