@@ -25,7 +25,7 @@ from lockstep.config.saved import config_file
 from lockstep.runs import files
 from lockstep.runs.folder import RunFolder
 from lockstep.trials.ledger import Ledger
-from tests.support.harness import environ, wait_until
+from tests.support.harness import environ
 
 BASE = f"/data/plugin/{NAME}"
 LOCAL = "http://localhost:6006"
@@ -117,39 +117,19 @@ def serving(app: Any) -> Iterator[str]:
         server.server_close()
 
 
-class Board:
-    """A `lockstep board` process."""
-
-    def __init__(self, cwd: Path, *arguments: str) -> None:
-        self.output, self.errors = cwd / "board.out", cwd / "board.err"
-        with open(self.output, "wb") as output, open(self.errors, "wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "lockstep.cli.main", "board", *arguments],
-                cwd=cwd,
-                env=environ(),
-                stdout=output,
-                stderr=errors,
-            )
-
-    def address(self) -> str:
-        """The printed address of the tab."""
-
-        def is_printed() -> bool:
-            assert self.process.poll() is None, self.errors.read_text()
-            return "\n" in self.output.read_text()
-
-        wait_until(is_printed, "address of the tab")
-        return next(word for word in self.output.read_text().split() if word.startswith("http"))
-
-
 @contextmanager
-def running(cwd: Path, *arguments: str) -> Iterator[Board]:
-    started = Board(cwd, *arguments)
-    try:
-        yield started
-    finally:
-        started.process.kill()
-        started.process.wait()
+def running(cwd: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `lockstep board`; yields its process, and the address of the tab that it prints."""
+    words = [sys.executable, "-m", "lockstep.cli.main", "board", *arguments]
+    with subprocess.Popen(
+        words, cwd=cwd, env=environ(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield process, next(word for word in line.split() if word.startswith("http"))
+        finally:
+            process.kill()
 
 
 def told(answer: Any) -> Any:

@@ -31,7 +31,6 @@ from tests.support.boards import (
     listed,
     post,
     running,
-    save_checkpoint,
     told,
     write_run,
     write_trials,
@@ -39,10 +38,6 @@ from tests.support.boards import (
 from tests.support.harness import PATIENCE_S
 from tests.support.trainings import children_of
 from tests.support.users import without_rights
-
-
-def why_off(client: Client, base_url: str = LOCAL) -> str:
-    return told(client.get(f"{BASE}/control", base_url=base_url))["reason"]
 
 
 def stop(client: Client, run: Any, base_url: str = LOCAL, **changes: Any) -> Any:
@@ -151,7 +146,8 @@ def test_hosts(live: RunFolder, flags: tuple[str, ...], names: tuple[str, ...]) 
 def test_stop_in_plain_tensorboard(live: RunFolder, flag: str | None) -> None:
     client = board(live.path.parent, *[flag] if flag else [], control=None)
     is_on = flag == "--training_control=on"
-    assert ("lockstep board" in why_off(client)) != is_on
+    reason = told(client.get(f"{BASE}/control", base_url=LOCAL))["reason"]
+    assert ("lockstep board" in reason) != is_on
     assert stop(client, id_of(client)).status_code == (200 if is_on else 403)
     assert live.stop_flag.exists() == is_on
 
@@ -306,26 +302,6 @@ def test_command_quoted(client: Client, live: RunFolder) -> None:
     assert shlex.split(shown)[-3:] == ["optimizer.lr=0.1", "data.root='a b'", "x=$(reboot)"]
 
 
-@pytest.mark.parametrize(
-    ("state", "has_checkpoint", "is_shown"),
-    [
-        ("stopped", True, True),
-        ("finished", True, False),
-        (None, True, False),
-        ("failed", False, False),
-    ],
-)
-def test_resume_command(
-    tmp_path: Path, state: str | None, has_checkpoint: bool, is_shown: bool
-) -> None:
-    folder = write_run(tmp_path / "run", state)
-    if has_checkpoint:
-        save_checkpoint(folder)
-    client = board(tmp_path)
-    expected = f"python train.py resume={folder.path}" if is_shown else None
-    assert told(client.get(f"{BASE}/run?id={id_of(client, 'run')}"))["resume"] == expected
-
-
 # -- what is shipped -------------------------------------------------------------------------------
 
 
@@ -417,11 +393,9 @@ def test_board_token_and_hosts(tmp_path: Path) -> None:
     No other way leads to the data.
     """
     write_run(tmp_path / "run")
-    with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as started:
-        assert re.fullmatch(
-            rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", started.address()
-        )
-        address = urlsplit(started.address())
+    with running(tmp_path, "--logdir", ".", "--training-hosts", "gpu7") as (process, url):
+        assert re.fullmatch(rf"http://localhost:\d+/\?token=[\w-]{{43}}#{plugin.NAME}", url)
+        address = urlsplit(url)
         token = address.query.removeprefix("token=")
         cookie = f"lockstep-board-{address.port}={token}"
 
@@ -445,6 +419,6 @@ def test_board_token_and_hosts(tmp_path: Path) -> None:
             assert ask(path, "localhost", "") == 403
             assert ask(path, "gpu7", cookie) == 200
             assert ask(path, "attacker.example", cookie) == 403
-        assert token.encode() not in Path(f"/proc/{started.process.pid}/cmdline").read_bytes()
+        assert token.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         # a server of TensorBoard's data answers everybody
-        assert children_of(started.process.pid) == []
+        assert children_of(process.pid) == []

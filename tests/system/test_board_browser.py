@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response
 from lockstep.board.plugin import NAME
 from lockstep.runs import files
 from lockstep.runs.files import read_json, write_json
-from lockstep.runs.folder import EXIT_STOPPED, RunFolder
+from lockstep.runs.folder import EXIT_STOPPED
 from tests.support.boards import (
     board,
     running,
@@ -68,8 +68,8 @@ def test_stop_live_run(tmp_path: Path, page: Any) -> None:
     """By two clicks in the tab. The command that it shows then is tested in test_board.py."""
     (tmp_path / "outputs").mkdir()
     recipe = [*SMALL, "data.train_size=301", "trainer.max_epochs=500", "trainer.devices=2"]
-    with training(tmp_path, *recipe) as run, running(tmp_path) as started:
-        page.goto(started.address())
+    with training(tmp_path, *recipe) as run, running(tmp_path) as (_, address):
+        page.goto(address)
         tab = page.frame_locator("iframe")
         pill, step = (tab.locator(f"{ROWS} {place}") for place in (".state", "td.col-step"))
         expect(pill).to_have_text(re.compile("training|validating"))
@@ -125,22 +125,6 @@ def test_details(root: Path, site: str, page: Any) -> None:
     ).to_be_visible()
 
 
-def write_small(path: Path) -> list[RunFolder]:
-    """Write a sweep of two learning rates and two seeds, without the last one.
-
-    The third trial is in training.
-    """
-    settings = [("0.05", 0), ("0.1", 0), ("0.05", 1)]
-    results = {
-        (f"optimizer.lr={lr}", f"seed={seed}"): 0.9 + n / 100
-        for n, (lr, seed) in enumerate(settings)
-    }
-    folders = write_trials(path, results)
-    folders[2].update_status(state="training", percent=50.0)
-    folders[2].summary.unlink()
-    return folders
-
-
 def opened(page: Any, site: str, name: str) -> Any:
     """The table of a sweep, opened from the list."""
     page.goto(site)
@@ -171,10 +155,6 @@ def expect_column(grid: Any, name: str, texts: Sequence[str]) -> None:
     wait_until(lambda: column() == texts, f"{name} of {texts}")
 
 
-def cells_of(grid: Any) -> list[Any]:
-    return [line.locator("th, td:not(.pick)") for line in grid.locator("tbody tr[data-key]").all()]
-
-
 def test_sweep_row_best_setting(root: Path, site: str, page: Any) -> None:
     """The row has the mean of a setting, because a single seed can be luck.
 
@@ -202,7 +182,15 @@ def test_sweep_row_best_setting(root: Path, site: str, page: Any) -> None:
 
 
 def test_sweep_row_trials(root: Path, site: str, page: Any) -> None:
-    write_small(root / "day" / "sweep")
+    """Two learning rates and two seeds without the last one; the third trial is in training."""
+    results = {
+        ("optimizer.lr=0.05", "seed=0"): 0.9,
+        ("optimizer.lr=0.1", "seed=0"): 0.91,
+        ("optimizer.lr=0.05", "seed=1"): 0.92,
+    }
+    live = write_trials(root / "day" / "sweep", results)[2]
+    live.update_status(state="training", percent=50.0)
+    live.summary.unlink()
     write_run(root / "day" / "alone", "finished", started=1e9 + 60)
     page.goto(site)
     expect(page.locator("tbody tr")).to_have_count(2)
@@ -212,7 +200,8 @@ def test_sweep_row_trials(root: Path, site: str, page: Any) -> None:
     sweep.get_by_role("button", name="day/sweep").press("Enter")
     grid = page.get_by_role("region", name="Trials")
     page.get_by_role("button", name="Trials").press("Enter")
-    assert [cells.all_inner_texts()[:5] for cells in cells_of(grid)] == [
+    cells = [line.locator("th, td:not(.pick)") for line in grid.locator("tbody tr[data-key]").all()]
+    assert [each.all_inner_texts()[:5] for each in cells] == [
         ["1", "finished", "0.9100", "0.1", "0"],
         ["0", "finished", "0.9000", "0.05", "0"],
         ["2", "training", "0.9200", "0.05", "1"],
