@@ -3,12 +3,9 @@
 It is the same on any number of workers and after a stop.
 """
 
-import csv
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import torch
 
@@ -87,17 +84,6 @@ def test_fitted_to_validation_images(finished: RunFolder, tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_export(finished: RunFolder, tmp_path: Path) -> None:
-    images = all_pixels(digits(**SETTINGS).test.pixels)
-    expected = lockstep.load(finished.path, device="cpu")(images).values
-    done = commands.lockstep(tmp_path, "export", finished.path, "--output", "net.onnx")
-    assert done.returncode == 0, done.stderr
-    session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
-    found = np.asarray(session.run(None, {"images": images.numpy()})[0])
-    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
-
-
-@pytest.mark.full
 def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", DIGITS)
     cut_after(run, 11)
@@ -112,6 +98,7 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
     assert entry_of(run)["note"] == ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
@@ -121,7 +108,6 @@ def test_resume_and_more_epochs(finished: RunFolder, tmp_path: Path) -> None:
             (*DIGITS, *AS_THEY_ARE, "trainer.virtual_shards=4", "trainer.precision=bfloat16"),
             180,
             id="virtual shards",
-            marks=pytest.mark.full,
         ),
         pytest.param(
             (*DIGITS, "callbacks=ema", "trainer.precision=float32"), 180, id="averaged weights"
@@ -137,12 +123,13 @@ def test_images_of_validation(tmp_path: Path, settings: tuple[str, ...], count: 
 
 
 def fold_values(run: RunFolder) -> torch.Tensor:
-    rows = csv.DictReader(run.fold_rows.read_text().splitlines())
+    rows = commands.rows_of(run.fold_rows)
     return torch.tensor(
         [[float(row[str(number)]) for number in range(10)] for row in rows], dtype=torch.float64
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("more", [(), ("callbacks.checkpoint=null",)], ids=["best", "last"])
 def test_fold_predictions(tmp_path: Path, more: tuple[str, ...]) -> None:
     fold = (*DIGITS, "data.folds=5", "data.fold=1", "trainer.max_epochs=1")

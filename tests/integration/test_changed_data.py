@@ -1,6 +1,5 @@
 """Data has changed since a run was trained: a use of the run is refused, or accepted on request."""
 
-import csv
 import shutil
 from pathlib import Path
 
@@ -177,8 +176,7 @@ def test_splits_growing_folder(tmp_path: Path, fold: list[str]) -> None:
     ]
     # of new images
     assert commands.lockstep(ROOT, *words, "data.test_fraction=0.5").returncode == 0
-    with (tmp_path / "rows.csv").open() as file:
-        tested = [row["file"] for row in csv.DictReader(file)]
+    tested = [row["file"] for row in commands.rows_of(tmp_path / "rows.csv")]
     assert {before.get(name) for name in tested} == {"test", None}
     resume(folder, "trainer.devices=2")
     assert evaluated(folder, tmp_path, "trainer.devices=1") == 0

@@ -1,6 +1,5 @@
 """Trainings on unequal classes and on folds: class weights, and the predictions of a fold."""
 
-import csv
 import gzip
 import json
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from lockstep.config.composing.compose import DEFAULT
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import change_run
+from tests.support.commands import rows_of
 from tests.support.exact import cut_after, trained
 from tests.support.harness import train_all, write_run
 from tests.support.recipes import PLAIN, UNEQUAL, on_data
@@ -39,11 +39,12 @@ def test_fold_rows_any_workers(tmp_path: Path) -> None:
         train_all([run], count)
     alone, *others = (run.fold_rows.read_bytes() for run in runs)
     assert others == [alone, alone]
-    rows = list(csv.DictReader(alone.decode().splitlines()))
+    rows = rows_of(runs[0].fold_rows)
     names = json.loads(gzip.decompress(runs[0].images.read_bytes()))["test"]["names"]
     assert [row["file"] for row in rows] == names
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "settings", [("callbacks.checkpoint=null", "callbacks.last=null"), ("callbacks=ema",), PLAIN]
 )
@@ -59,6 +60,6 @@ def test_fold_rows_tested_network(tmp_path: Path, settings: tuple[str, ...]) -> 
     if settings == PLAIN:  # whose predictions are not known
         assert not run.fold_rows.exists()
         return
-    rows = list(csv.DictReader(run.fold_rows.read_text().splitlines()))
+    rows = rows_of(run.fold_rows)
     hits = sum(row["truth"] == row["prediction"] for row in rows)
     assert hits / len(rows) == pytest.approx(run.read_summary()["test_accuracy"], rel=1e-6)

@@ -7,6 +7,7 @@ tests of those start new processes.
 """
 
 import contextlib
+import csv
 import os
 import runpy
 import shutil
@@ -55,21 +56,17 @@ class Command:
         self.args = list(map(str, words))
         self.returncode: int | None = None
         self.stdout: IO[str] | None = None
-        self._keep_best = [os.memfd_create("output") for _ in range(2)]
-        for descriptor in self._keep_best:
+        self._outputs = [os.memfd_create("output") for _ in range(2)]
+        for descriptor in self._outputs:
             weakref.finalize(self, os.close, descriptor)
         if stdout == subprocess.PIPE:
             read, out = os.pipe()
             self.stdout = open(read)  # noqa: SIM115
         else:
-            out = os.dup(self._keep_best[0] if stdout is None else stdout.fileno())
+            out = os.dup(self._outputs[0] if stdout is None else stdout.fileno())
         is_kept = stderr in (None, subprocess.PIPE)
         err = os.dup(
-            out
-            if stderr == subprocess.STDOUT
-            else self._keep_best[1]
-            if is_kept
-            else stderr.fileno()
+            out if stderr == subprocess.STDOUT else self._outputs[1] if is_kept else stderr.fileno()
         )
         files = [Connection(number, readable=False) for number in (out, err)]
         work = partial(_execute, self.args, str(cwd or Path.cwd()), files, INSTALLED)
@@ -96,7 +93,7 @@ class Command:
             with self.stdout:
                 out = self.stdout.read()
         self.wait(timeout)
-        return _text(self._keep_best[0]) if out is None else out, _text(self._keep_best[1])
+        return _text(self._outputs[0]) if out is None else out, _text(self._outputs[1])
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -145,6 +142,12 @@ def output_of(cwd: Path, *words: str | Path) -> str:
 def latest(cwd: Path) -> RunFolder:
     """The newest run of the commands in a folder."""
     return RunFolder((cwd / "outputs" / "latest").resolve())
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, by column."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def copy_with_rule(run_folder: RunFolder, folder: Path, threshold: float) -> RunFolder:

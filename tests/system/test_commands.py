@@ -1,13 +1,11 @@
 """`lockstep` and `python train.py` evaluate, predict, show progress, stop, and report errors."""
 
-import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -57,7 +55,8 @@ def test_files_of_run(trained: RunFolder) -> None:
     assert {path.name for path in trained.checkpoints.iterdir()} == {"best.ckpt", "last.ckpt"}
 
 
-@pytest.mark.parametrize("precision", ["tf32", pytest.param("float16", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["tf32", "float16"])
 def test_eval_in_precision_of_gpus(trained: RunFolder, tmp_path: Path, precision: str) -> None:
     folder = RunFolder(shutil.copytree(trained.path, tmp_path / "run"))
     folder.claim()
@@ -71,7 +70,7 @@ def test_predictions_of_split(trained: RunFolder) -> None:
     lockstep(
         cwd_of(trained), "predict", "latest", "test", "--output", "out/test.csv", "--devices", "2"
     )
-    rows = list(csv.DictReader((cwd_of(trained) / "out/test.csv").read_text().splitlines()))
+    rows = commands.rows_of(cwd_of(trained) / "out/test.csv")
     truth = digits(val_fraction=0.1, test_fraction=0.2, split_seed=0).test
     assert [row["file"] for row in rows] == list(truth.names)
     accuracy = accuracy_score(truth.targets, [int(row["class"]) for row in rows])
@@ -96,13 +95,13 @@ def test_command_refused(trained: RunFolder, words: list[str], part: str) -> Non
     assert not trained.stop_flag.exists()
 
 
-TRIED = ["stop", "eval", "predict", "export"]  # above, in test_pages.py and test_project.py
+# above, in test_pages.py and test_project.py; labels and embed: test_labels.py, test_inference.py
+TRIED = ["stop", "eval", "predict", "export"]
 COMMANDS: dict[str, list[str]] = {
     "train": ["--cfg", "job"], "new": ["flowers"], "benchmark": ["--help"], "verify": ["--help"],
     "model": ["--depth", "1"], "runs": ["RUNS"], "compare": ["RUN", "RUN"],
     "jobs": ["list", "--folder", "RUNS"], "board": ["--help"], "data": ["check"], "machine": [],
-    "status": ["RUN"], "labels": ["RUN"], "schema": [],
-    "embed": ["RUN", "test", "--output", "digits.npy"],
+    "status": ["RUN"], "labels": ["--help"], "schema": [], "embed": ["--help"],
 }  # fmt: skip
 
 
@@ -119,94 +118,39 @@ def test_commands_complete(tmp_path: Path) -> None:
 
 # -- every kind of override ------------------------------------------------------------------------
 
-QUICK = (
-    "strategy=cpu",
-    "trainer.max_epochs=1",
-    "trainer.limit_train_batches=1",
-    "trainer.limit_val_batches=1",
-)
-LITTLE = ("trainer.limit_test_batches=1", "callbacks.pictures=null", "logger=none")
 FILES = {
-    "conf/config.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-the-project\n",
-    "conf/other.yaml": "defaults:\n  - lockstep\n  - _self_\nname: of-another-file\n",
+    "conf/other.yaml": "defaults:\n  - lockstep\n  - _self_\nglobal_batch_size: 16\n",
     "conf/model/tiny.yaml": "defaults:\n  - resnet18\nwidth: 2\n",
-    "conf/model/tinier.yaml": "defaults:\n  - resnet18\nwidth: 1\n",
-    "conf/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /model: tiny\n"
-    "global_batch_size: 16\n",
+    "conf/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /model: tiny\n",
     "more/data/few.yaml": "_target_: lockstep.data.synthetic\nnum_classes: 2\nchannels: 1\n"
     "image_size: 8\ntrain_size: 8\nval_size: 8\ntest_size: 8\nseed: 0\nmemory: auto\n",
 }
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.mark.full
+def test_overrides_of_all_types(tmp_path: Path) -> None:
+    """In a project with other files and options; its config.yaml: unit/config/test_compose.py."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def train(project: Path, *words: str) -> None:
-    line = [sys.executable, "-m", "lockstep", "train", *words, *QUICK, *LITTLE]
-    done = commands.run(line, project, {**environ(), "MY_NAME": "a+b"})
-    assert done.returncode == 0, done.stderr
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    return yaml.safe_load((folder / "config.yaml").read_text())
-
-
-@pytest.mark.full
-def test_overrides_of_all_types(project: Path) -> None:
     typed = (
-        *(
-            "experiment=small",
-            "model.stem=imagenet",
-            "hydra.run.dir=here",
-            "~callbacks.timer",
-            "trainer.worker_weights=[1]",
-        ),
-        *(
-            "+callbacks.last.verbose=true",
-            "++optimizer.lr=0.2",
-            "trainer.max_time_s=null",
-            "seed=7",
-        ),
-        *("eval_batch_size=${global_batch_size}", "augment={flip:true}", "name=${oc.env:MY_NAME}"),
+        *("--config-name", "other", "--config-dir", "more", "experiment=small", "data=few"),
+        *("strategy=cpu", "trainer.max_epochs=1", "callbacks.pictures=null", "logger=none"),
+        *("model.stem=imagenet", "hydra.run.dir=here", "~callbacks.timer"),
+        *("trainer.worker_weights=[1]", "+callbacks.last.verbose=true", "++optimizer.lr=0.2"),
+        *("trainer.max_time_s=null", "seed=7", "eval_batch_size=${global_batch_size}"),
+        *("augment={flip:true}", "name=${oc.env:MY_NAME}"),
     )
-    train(project, *typed)
-    config = config_of(project / "here")
+    line = [sys.executable, "-m", "lockstep", "train", *typed]
+    done = commands.run(line, tmp_path, {**environ(), "MY_NAME": "a+b"})
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load((tmp_path / "here" / "config.yaml").read_text())
     expected = {
         **{"seed": 7, "eval_batch_size": 16, "name": "a+b"},  # values, not interpolations
         **{"model.width": 2, "model.stem": "imagenet", "augment.flip": True, "augment.cutout": 0},
-        **{
-            "trainer.limit_train_batches": 1,
-            "trainer.worker_weights": [1],
-            "trainer.max_time_s": None,
-        },
+        **{"trainer.worker_weights": [1], "trainer.max_time_s": None},
         **{"optimizer.lr": 0.2, "callbacks.last.verbose": True},
+        **{"global_batch_size": 16, "data._target_": "lockstep.data.synthetic"},
     }
     assert {key: at(config, key.split(".")) for key in expected} == expected
     assert "timer" not in config["callbacks"]
-
-
-@pytest.mark.full
-def test_config_files_of_project(project: Path) -> None:
-    train(project, "model=tinier", "hydra.run.dir=first")
-    first = config_of(project / "first")
-    assert (first["name"], first["model"]["width"]) == ("of-the-project", 1)
-    train(
-        project,
-        "--config-name",
-        "other",
-        "--config-dir",
-        "more",
-        "model=tiny",
-        "data=few",
-        "hydra.run.dir=second",
-    )
-    second = config_of(project / "second")
-    assert (second["name"], second["data"]["_target_"]) == (
-        "of-another-file",
-        "lockstep.data.synthetic",
-    )

@@ -3,7 +3,6 @@
 That of an image and its mirror image for every task: test_predictor.py.
 """
 
-import csv
 import json
 import shutil
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import lockstep
 from lockstep.runs.folder import RunFolder
 from lockstep.trials.out_of_fold import names
 from tests.support import commands, sweeps
+from tests.support.commands import rows_of
 from tests.support.image_files import write_image
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -51,11 +51,6 @@ def folds(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_image(root / "images" / f"{number % 2}" / f"{number}.png", number, 20, 24)
     sweeps.run(root, *FOLDS, code=0)
     return sweeps.tree_of(root)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def predicted(cwd: Path, run: Path, *more: str | Path) -> np.ndarray[Any, Any]:
@@ -162,12 +157,8 @@ def test_features_of_average_refused(seeds: Path) -> None:
         network.features(torch.zeros(3, *network.image_shape))
 
 
-def changed(seeds: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(seeds, tmp_path / "sweep")
-
-
 def test_unfinished_members(seeds: Path, tmp_path: Path) -> None:
-    sweep = changed(seeds, tmp_path)
+    sweep = Path(shutil.copytree(seeds, tmp_path / "sweep"))
     RunFolder(sweep / "1").status_file.unlink()
     line, *_ = commands.output_of(tmp_path, "predict", sweep, "test", "--trust").splitlines()
     assert line == "Average of 2 networks: trials 0, 2 of sweep, without trial 1 (queued)"
@@ -178,7 +169,7 @@ def test_unfinished_members(seeds: Path, tmp_path: Path) -> None:
 
 
 def test_changed_members(seeds: Path, tmp_path: Path) -> None:
-    sweep = changed(seeds, tmp_path)
+    sweep = Path(shutil.copytree(seeds, tmp_path / "sweep"))
     saved = torch.load(RunFolder(sweep / "2").best_checkpoint, weights_only=True)
     saved["image_format"]["class_names"] = tuple("abcdefghij")
     torch.save(saved, RunFolder(sweep / "2").best_checkpoint)

@@ -3,7 +3,6 @@
 Classes are matched by name; the tests check what it writes and refuses.
 """
 
-import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.commands import lockstep, output_of
+from tests.support.commands import latest, lockstep, output_of, rows_of
 from tests.support.harness import SMALL, train_all, write_run
 from tests.support.image_files import write_image
 
@@ -24,11 +23,6 @@ FOLDER = [
     "data.cache=null",
     "trainer.max_epochs=1",
 ]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +154,15 @@ def test_rows_of_other_tasks(
     assert list(rows[0]) == ["file", *columns, "loss"]
     loss = sum(float(row["loss"]) for row in rows) / len(rows)
     assert loss == pytest.approx(trained.read_summary()["test_loss"], rel=1e-5)
+
+
+@pytest.mark.full
+def test_counts_of_limited_batches(tmp_path: Path) -> None:
+    """3 batches of 16 of 70 images, 1 of 10 of 23, 2 of 10 of 31."""
+    counts = (("train", 3), ("val", 1), ("test", 2))
+    limits = [f"trainer.limit_{name}_batches={count}" for name, count in counts]
+    done = lockstep(tmp_path, "train", *SMALL, "trainer.devices=2", *limits)
+    assert "48 of 70 train, 10 of 23 val, 20 of 31 test images" in done.stdout, done.stderr
+    summary = latest(tmp_path).read_summary()
+    assert [summary[f"{name}_images"] for name in ("train", "val", "test")] == [48, 10, 20]
+    assert " on 20 test images" in lockstep(tmp_path, "eval", "latest").stdout

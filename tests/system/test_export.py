@@ -74,6 +74,7 @@ KINDS = {
             "~data.memory",
         ),
         *("data._target_=tests.support.sources.few_digits", "+data.is_float=true"),
+        "+data.count=150",  # enough validation images for calibration
     ],
 }
 
@@ -144,22 +145,22 @@ def test_export_answers(trained: dict[str, RunFolder], tmp_path: Path) -> None:
     assert commands.lockstep(tmp_path, *command, "calibrate=false").returncode == 2
 
 
-@pytest.mark.parametrize("kind", ["labels", "numbers", "floats"])
-def test_export_of_task(trained: dict[str, RunFolder], tmp_path: Path, kind: str) -> None:
-    commands.output_of(
-        tmp_path,
-        "export",
-        trained[kind].path,
-        "--output",
-        "out.onnx",
-        "--trust",
-        "--checkpoint",
-        "last",
-    )
+@pytest.mark.parametrize(
+    ("kind", "checkpoint"), [("labels", "last"), ("numbers", "last"), ("floats", "best")]
+)
+def test_export_of_task(
+    trained: dict[str, RunFolder], tmp_path: Path, kind: str, checkpoint: Any
+) -> None:
+    """The best checkpoint is calibrated."""
+    run = trained[kind]
+    saved = torch.load(run.best_checkpoint, weights_only=True)
+    assert checkpoint == "last" or abs(saved["calibration"]["slope"] - 1) > 0.05
+    words = ("--output", "out.onnx", "--trust", "--checkpoint", checkpoint)
+    commands.output_of(tmp_path, "export", run.path, *words)
     images = all_pixels(few_digits(is_float=kind == "floats").test.pixels)
     session = onnxruntime.InferenceSession(tmp_path / "out.onnx")
     found = outputs(session, images.numpy())
-    network = lockstep.load(trained[kind].path, checkpoint="last", device="cpu", trust=True)
+    network = lockstep.load(run.path, checkpoint=checkpoint, device="cpu", trust=True)
     assert np.abs(found - network(images).values.numpy()).max() <= 1e-4
 
 

@@ -1,6 +1,5 @@
 """`lockstep labels`: the judged images, the list and its images."""
 
-import csv
 import gzip
 import json
 import shutil
@@ -8,25 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import output_of
+from tests.support.commands import output_of, rows_of
 from tests.support.harness import SMALL, train_all, write_run
 from tests.support.recipes import SOURCES
 from tests.support.sources import wrong_labels
 
 pytestmark = pytest.mark.processes
 FAST = ("strategy=cpu", "trainer.devices=1", "callbacks.pictures=null")
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def sweep_of(cwd: Path, *words: str) -> Path:
-    """Run a sweep over five folds. Returns its folder."""
-    output_of(cwd, *words)
-    (file,) = cwd.glob("outputs/*/*/out_of_fold.csv")
-    return file.parent
 
 
 def test_labels_of_a_run(tmp_path: Path) -> None:
@@ -57,21 +44,21 @@ def test_labels_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", [0, 1])
-def test_wrong_labels_first(tmp_path: Path, seed: int) -> None:
+def test_wrong_labels_first(tmp_path: Path) -> None:
     keys = ("val_fraction", "test_fraction", "split_seed", "memory")
     data = (
         "data=digits",
         *(f"~data.{key}" for key in keys),
         f"{SOURCES}.mislabeled",
-        f"+data.flip_seed={seed}",
+        "+data.flip_seed=0",
     )
     small = ("model.width=4", "trainer.max_epochs=4", *FAST)
-    sweep = sweep_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
-    for checkpoints in sweep.glob("*/checkpoints"):
+    output_of(tmp_path, "train", "-m", *data, *small, "data.folds=5", "data.fold=0,1,2,3,4")
+    (file,) = tmp_path.glob("outputs/*/*/out_of_fold.csv")
+    for checkpoints in file.parent.glob("*/checkpoints"):
         shutil.rmtree(checkpoints)  # the predictions are there
-    facts = json.loads(output_of(tmp_path, "labels", sweep, "--json", "--trust"))
-    rows, wrong = rows_of(tmp_path / "labels.csv"), wrong_labels(seed)
+    facts = json.loads(output_of(tmp_path, "labels", file.parent, "--json", "--trust"))
+    rows, wrong = rows_of(tmp_path / "labels.csv"), wrong_labels(0)
     assert (len(rows), facts["images"], {row["split"] for row in rows}) == (1797, 1797, {"train"})
     is_wrong = [int(row["file"].partition("/")[2]) in wrong for row in rows]
     assert sum(is_wrong) == 54

@@ -3,7 +3,6 @@
 They get the preprocessing of pretrained weights.
 """
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,6 @@ def test_view_of_pretrained_weights(project: Path, monkeypatch: pytest.MonkeyPat
     for given in (paths, images):  # other ways to give an image: test_predictor.py
         assert (network(given).values.cpu() - expected).abs().max() <= limit
     commands.output_of(project, "predict", "latest", "photos", "--output", "predictions.csv")
-    with (project / "predictions.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = commands.rows_of(project / "predictions.csv")
     found = torch.tensor([float(row["probability"]) for row in rows], dtype=torch.float64)
     assert (found - expected.max(1).values).abs().max() <= limit + 1e-6
