@@ -14,10 +14,9 @@ from torchvision import models
 
 from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from tests.support.exact import cut_after, refusal, train
+from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
 from tests.support.image_files import CHANGES, write_folder
-from tests.support.recipes import turned
 
 PLAIN = (
     *("data=image_folder", "data.image_size=16", "data.val_fraction=0.2", "data.test_fraction=0.2"),
@@ -77,7 +76,7 @@ def files(tmp_path: Path) -> Files:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("cache", ["there", "null"])
+@pytest.mark.parametrize("cache", ["there", pytest.param("null", marks=pytest.mark.full)])
 def test_head_from_features(files: Files, cache: str) -> None:
     more = ("data.cache=null",) if cache == "null" else ()
     whole = files.run(head_only="each_epoch")
@@ -88,6 +87,7 @@ def test_head_from_features(files: Files, cache: str) -> None:
     assert len(files.stores) == (cache == "there")
 
 
+@pytest.mark.full
 def test_resume_without_files(files: Files) -> None:
     """On another machine, which has neither the features nor the pretrained weights."""
     complete, run = files.run(), files.run()
@@ -99,6 +99,7 @@ def test_resume_without_files(files: Files) -> None:
     assert difference(complete, run) < 1e-12
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", ["changed", "added", "removed"])
 def test_changed_image(files: Files, change: str) -> None:
     """A file that has the features of all images is not written again."""
@@ -195,9 +196,3 @@ def test_outputs_beside_head_refused(files: Files, monkeypatch: pytest.MonkeyPat
     run = files.run()
     assert train(run) == EXIT_CONFIG
     assert "are not those of its last layer" in run.failure.read_text()
-
-
-def test_random_samples_refused(tmp_path: Path) -> None:
-    network = ("model=torchvision", "model.name=shufflenet_v2_x0_5", "model.head_only=true")
-    settings = [*(text for text in turned() if not text.startswith("model.")), *network]
-    assert "model.head_only=true" in refusal(tmp_path / "run", settings)
