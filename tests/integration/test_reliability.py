@@ -1,4 +1,4 @@
-"""A training reports, also in plots, whether its probabilities can be believed.
+"""A training reports whether its probabilities can be believed, with curves and pictures.
 
 The report is the same by any workers, and by eval.
 """
@@ -11,20 +11,27 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import log_loss
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lockstep
+from lockstep.callbacks import plots
+from lockstep.callbacks.tensorboard import split_and_tag
 from lockstep.data.splits import all_pixels
 from lockstep.launch import worker
 from lockstep.models import calibration
+from lockstep.runs.discovery import read_confusion
 from lockstep.runs.folder import RunFolder
 from tests.support import commands
-from tests.support.exact import trained
-from tests.support.harness import WATCHED, train_all, write_run
+from tests.support.exact import train, trained
+from tests.support.harness import SMALL, WATCHED, train_all, write_run
 from tests.support.recipes import on_data
 from tests.support.sources import SETTINGS, digits
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
-DIGITS = (*on_data("data=digits"), "trainer.max_epochs=4", "global_batch_size=64")
+DIGITS = (
+    *on_data("data=digits"),
+    *("trainer.max_epochs=4", "trainer.gradient_clip_norm=null", "global_batch_size=64"),
+)
 LABELS = (
     *(
         *DIGITS,
@@ -130,3 +137,79 @@ def test_report_of_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ) == pytest.approx(numbers(report), rel=1e-9)
     assert (tmp_path / "drawn" / "reliability.png").exists()
     assert np.isfinite(numbers(report)).all()
+
+
+# -- curves and pictures ---------------------------------------------------------------------------
+
+
+EVERY_TAG = {
+    "train": {
+        "accuracy", "accuracy/step", "loss", "loss/step",
+        "machine/images_per_s", "machine/memory_gib",
+        "optimization/gradient_norm", "optimization/learning_rate",
+    },
+    "val": {"accuracy", "loss"},
+    "test": {"accuracy", "loss"},
+}  # fmt: skip
+
+
+def events(folder: RunFolder, split: str = "train") -> EventAccumulator:
+    """Everything TensorBoard reads of a split of a run."""
+    return EventAccumulator(
+        str(folder.curves(split)), size_guidance={"scalars": 0, "images": 0, "tensors": 0}
+    ).Reload()
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "tag"),
+    [
+        ("train/loss", "train", "loss"),
+        ("test/loss", "test", "loss"),
+        ("train_step/loss", "train", "loss/step"),
+        ("learning_rate", "train", "optimization/learning_rate"),
+        ("own/test/loss", "train", "own/test/loss"),
+    ],
+)
+def test_split_and_tag(name: str, split: str, tag: str) -> None:
+    assert split_and_tag(name) == (split, tag)
+
+
+def test_curves_any_workers(runs: dict[int, RunFolder]) -> None:
+    for split, tags in EVERY_TAG.items():
+        alone, shared = events(runs[1], split), events(runs[3], split)
+        assert set(shared.Tags()["scalars"]) == tags
+        for tag in tags - {"machine/images_per_s", "machine/memory_gib"}:
+            one, other = (
+                [(e.step, e.value) for e in found.Scalars(tag)] for found in (alone, shared)
+            )
+            assert [step for step, _ in one] == [step for step, _ in other], tag
+            assert [value for _, value in one] == pytest.approx(
+                [value for _, value in other], rel=1e-6
+            ), tag
+
+
+def test_confusion_matrix(runs: dict[int, RunFolder]) -> None:
+    for folder in runs.values():
+        found = read_confusion(folder)
+        assert found is not None
+        counts = np.array(found["counts"])
+        summary = folder.read_summary()
+        assert counts.sum() == summary["test_images"]
+        assert counts.trace() / counts.sum() == pytest.approx(summary["test_accuracy"])
+    assert read_confusion(runs[1]) == read_confusion(runs[3])
+
+
+def test_picture_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    folder = write_run(tmp_path / "run", [*SMALL, *WATCHED, "logger=none", "trainer.max_epochs=1"])
+    folder.pictures.mkdir()
+    (folder.pictures / "test_worst_mistakes.png").write_text("of an earlier session")
+    monkeypatch.setattr(plots, "confusion_matrix", fail)
+    with pytest.warns(UserWarning, match="pictures of the test are incomplete: OSError"):
+        assert train(folder) == 0
+    assert {path.stem for path in folder.pictures.iterdir()} == {
+        "test_confusion_matrix",
+        "test_reliability",
+    }
