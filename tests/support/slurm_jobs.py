@@ -33,9 +33,9 @@ class Shell:
     def submit(self, *overrides: str) -> "Submitted":
         """A new run as a job."""
         before = set(self.cwd.glob("outputs/*/*/job.json"))
-        done = self.slurm.run(*command(*CLUSTER, *overrides), cwd=self.cwd)
+        self.slurm.run(*command(*CLUSTER, *overrides), cwd=self.cwd)
         (path,) = set(self.cwd.glob("outputs/*/*/job.json")) - before
-        return Submitted(self, RunFolder(path.parent), done.stdout)
+        return Submitted(self, RunFolder(path.parent))
 
     def jobs(self, *words: str | Path, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """`lockstep jobs ...`."""
@@ -47,11 +47,10 @@ class Shell:
 class Submitted:
     """A run and its job."""
 
-    def __init__(self, shell: Shell, folder: RunFolder, said: str) -> None:
+    def __init__(self, shell: Shell, folder: RunFolder) -> None:
         self.shell = shell
         self.slurm = shell.slurm
         self.folder = folder
-        self.said = said
 
     @property
     def id(self) -> str:

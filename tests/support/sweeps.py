@@ -9,8 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import RunFolder
+from lockstep.sweeps.search import JOURNAL
 from tests.support import commands
 from tests.support.commands import Command
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ
@@ -76,6 +80,11 @@ def seen(folder: RunFolder) -> dict[str, Any]:
 
 def table_of(cwd: Path) -> dict[str, Any]:
     return read_json(tree_of(cwd) / "table.json")
+
+
+def journal(tree: Path) -> JournalStorage:
+    """What Optuna has stored of a search."""
+    return JournalStorage(JournalFileBackend(str(tree / JOURNAL)))
 
 
 def processes_of(folder: RunFolder) -> list[int]:

@@ -55,49 +55,36 @@ def test_speed_up_single_worker_same_device() -> None:
     assert [results.speed_up(r, records) for r in records] == pytest.approx([1, 1, 1.5])
 
 
-def composed(*texts: str) -> BenchmarkConfig:
+def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dict[str, Environment]:
     config = validation.check_config(compose.compose_config(command.add_benchmark(texts)))
     assert isinstance(config, BenchmarkConfig)
-    return config
-
-
-def found(num_cores: int, num_gpus: int, *texts: str, num_nodes: int = 1) -> dict[str, Environment]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: num_gpus)
-        made = environments(composed(*texts), Machines(num_cores, num_gpus, num_nodes))
+        made = environments(config, Machines(num_cores, num_gpus, num_nodes))
         return {environment.name: environment for environment in made}
 
 
 @pytest.mark.parametrize(
-    ("machines", "expected"),
-    [
-        ((2, 0, 1), ["cpu", "parallel-cpu"]),
-        ((1, 1, 1), ["cpu", "gpu"]),
-        ((1, 0, 2), ["cpu", "parallel-cpu"]),  # one core of each machine is enough
-    ],
-)
-def test_environments_skipped(
-    monkeypatch: pytest.MonkeyPatch, machines: tuple[int, int, int], expected: list[str]
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
-    cores, gpus, nodes = machines
-    of_machine = found(cores, gpus, num_nodes=nodes)
-    assert [
-        name for name, environment in of_machine.items() if environment.config is not None
-    ] == expected
-    assert all(
-        environment.skipped for name, environment in of_machine.items() if name not in expected
-    )
-
-
-SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
-
-
-@pytest.mark.parametrize(
-    ("machines", "expected"),
+    ("machines", "more", "expected"),
     [
         (
+            (2, 0, 1),
+            (),
+            {"cpu": (1, 1, 1, 2, 64, 0.1), "parallel-cpu": (2, 1, 2, 1, 64, 0.1)},
+        ),
+        (
+            (1, 1, 1),
+            (),
+            {"cpu": (1, 1, 1, 1, 64, 0.1), "gpu": (1, 1, 1, 1, 64, 0.1)},
+        ),
+        (
+            (1, 0, 2),  # one core of each machine is enough
+            (),
+            {"cpu": (1, 1, 1, 1, 64, 0.1), "parallel-cpu": (2, 2, 1, 1, 64, 0.1)},
+        ),
+        (
             (4, 2, 2),
+            (),
             {
                 "cpu": (1, 1, 1, 4, 64, 0.1),
                 "parallel-cpu": (8, 2, 4, 1, 64, 0.1),
@@ -108,6 +95,7 @@ SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
         ),
         (
             (16, 8, 1),
+            (),
             {
                 "cpu": (1, 1, 1, 16, 64, 0.1),
                 "parallel-cpu": (16, 1, 16, 1, 64, 0.1),
@@ -116,23 +104,38 @@ SETTINGS = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7")
                 "parallel-gpu": (8, 1, 8, 2, 512, 0.8),
             },
         ),
+        (
+            (2, 4, 1),
+            ("scale_with_workers=true",),
+            {
+                "cpu": (1, 1, 1, 2, 64, 0.1),
+                "parallel-cpu": (2, 1, 2, 1, 128, 0.2),
+                "gpu": (1, 1, 1, 2, 64, 0.1),
+                "multi-gpu": (4, 1, 4, 1, 256, 0.4),
+                "parallel-gpu": (4, 1, 4, 1, 256, 0.4),
+            },
+        ),
     ],
 )
-def test_environments_sizes(
+def test_environments(
     monkeypatch: pytest.MonkeyPatch,
     machines: tuple[int, int, int],
+    more: tuple[str, ...],
     expected: dict[str, tuple[float, ...]],
 ) -> None:
-    """Sizes are workers, nodes, workers of a node, threads, batch and rate.
+    """Sizes are workers, nodes, workers of a node, threads, batch and rate; others are skipped.
 
     An allocation is measured on one machine or on all.
     """
     monkeypatch.setattr(shutil, "which", lambda name: name)  # there is srun
     cores, gpus, nodes = machines
+    settings = ("global_batch_size=64", "optimizer.lr=0.1", "benchmark.budget_s=7", *more)
     sizes = {}
-    for name, environment in found(cores, gpus, *SETTINGS, num_nodes=nodes).items():
+    for name, environment in found(cores, gpus, *settings, num_nodes=nodes).items():
         config = environment.config
-        assert config is not None
+        if config is None:
+            assert environment.skipped
+            continue
         assert config.trainer.max_time_s == 7
         of_trainer = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)
         sizes[name] = (
@@ -197,13 +200,6 @@ def test_record_of_a_run(tmp_path: Path) -> None:
     epochs = results.record(environment, folder, "stopped", "interrupted")
     assert (epochs["epochs"], epochs["val_accuracy"]) == (3, 0.9)
     assert epochs["epoch_s"] == {"median": 5, "low": 4, "high": 10, "count": 3}
-
-
-def test_scale_in_every_environment() -> None:
-    scaled = found(2, 4, "scale_with_workers=true")
-    configs = [scaled[name].config for name in DEFAULTS]
-    sizes = [config.global_batch_size for config in configs if config is not None]
-    assert sizes == [64, 128, 64, 256, 256]
 
 
 def start(cwd: Path, *texts: str) -> subprocess.Popen[bytes]:
@@ -374,7 +370,7 @@ def test_benchmark_job_interrupted(
         *words(*JOB, "benchmark.environments.cpu=null", later, "benchmark.budget_s=500"),
         cwd=shell.cwd,
     )
-    job = Submitted(shell, RunFolder(folder_of(shell.cwd)), "")
+    job = Submitted(shell, RunFolder(folder_of(shell.cwd)))
     run = RunFolder(job.folder.path / "parallel-cpu")
     wait_until(lambda: run.read_status().get("epoch", 0) > 1, "the second epoch", lambda: job.log)
     (shell.jobs if interruption == ["cancel"] else shell.slurm.run)(*interruption, job.id)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
-from tests.support.harness import PATIENCE_S, SMALL, command, environ, write_run
+from tests.support import exact
+from tests.support.harness import PATIENCE_S, SMALL, command, environ
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
@@ -32,12 +32,9 @@ sys.meta_path.insert(0, Signals())
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = write_run(tmp_path_factory.mktemp("trained") / "run", [*SMALL, "trainer.max_epochs=1"])
-    assert (
-        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": False}), None)
-        == 0
+    return exact.trained(
+        tmp_path_factory.mktemp("trained") / "run", [*SMALL, "trainer.max_epochs=1"]
     )
-    return folder
 
 
 def signalled(

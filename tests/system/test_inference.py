@@ -126,7 +126,10 @@ def hidden_files(output: Path) -> list[Path]:
 @pytest.mark.parametrize(
     "devices", ["2", *(pytest.param(each, marks=pytest.mark.full) for each in ("3", "torchrun"))]
 )
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "predict" else pytest.mark.full) for name in COMMANDS],
+)
 def test_bytes_on_any_workers(
     trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path, name: str, devices: str
 ) -> None:
@@ -215,6 +218,7 @@ def test_inference_refused(
     assert written(tmp_path) == {}
 
 
+@pytest.mark.full
 def test_embed_unreadable(
     trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path
 ) -> None:
@@ -245,7 +249,7 @@ def submitted(shell: Shell, *words: str) -> Submitted:
         for path in shell.cwd.glob("outputs/*/*/job.json")
         if json.loads(path.read_text())["id"] == job
     )
-    return Submitted(shell, RunFolder(folder), done.stdout)
+    return Submitted(shell, RunFolder(folder))
 
 
 @pytest.mark.full

@@ -13,8 +13,6 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from lockstep.config.checks import validation
 from lockstep.config.composing import compose
@@ -28,7 +26,15 @@ from lockstep.trials.ledger import Ledger, Trial
 from lockstep.trials.results import Objective
 from tests.support.callbacks import SEES
 from tests.support.harness import PATIENCE_S, SMALL, wait_until
-from tests.support.sweeps import processes_of, run, started, table_of, tree_of, trials_of
+from tests.support.sweeps import (
+    journal,
+    processes_of,
+    run,
+    started,
+    table_of,
+    tree_of,
+    trials_of,
+)
 
 ACCURACY = Objective("val/accuracy", True)
 OPTIONS = groups(CONF)
@@ -147,13 +153,6 @@ def test_search_space(text: str, expected: object, distribution: BaseDistributio
     assert list(distributions(space).values()) == [distribution]
 
 
-def test_study_finds_best(tmp_path: Path) -> None:
-    fake = Fake(tmp_path / "s", search_of("search=tpe", "search.num_trials=30"))
-    assert len(fake.run(at_once=2)) == 30
-    # 30 draws of TPE with seed 0 on a parabola
-    assert abs(fake.study.best_params["optimizer.lr"] - 0.3) < 0.05
-
-
 def test_study_resumed(tmp_path: Path) -> None:
     """The trial that was interrupted comes first, and draws are others."""
     first = Fake(tmp_path / "s", search_of("search.num_trials=8"))
@@ -165,6 +164,7 @@ def test_study_resumed(tmp_path: Path) -> None:
     assert Fake(tmp_path / "s", search_of("search.num_trials=10")).run() == [8, 9]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kept", ["all and half a line", "half", "nothing"])
 def test_study_truncated_journal(tmp_path: Path, kept: str) -> None:
     """The study learns from the ledger what was trained."""
@@ -217,6 +217,7 @@ def test_study_repeated_draw(tmp_path: Path, at_once: int, space: str) -> None:
     assert set(fake.states) == {"COMPLETE"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("space", "num_points"), [("seed=1,2,3", 3), ("optimizer.lr=range(0.25,1.1,0.25)", 4)]
 )
@@ -308,7 +309,3 @@ def test_search_stopped_and_resumed(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
     assert table["best_trials"] == [study.best_trial.user_attrs["trial"]] == [1]
     assert study.best_value == pytest.approx(table["trials"][0]["val/accuracy"])
-
-
-def journal(path: Path) -> JournalStorage:
-    return JournalStorage(JournalFileBackend(str(path / JOURNAL)))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
-from tests.support.harness import difference, wait_until, write_run
+from tests.support.exact import trained
+from tests.support.harness import SMALL, difference, wait_until
 from tests.support.slurm import Slurm, started
 from tests.support.slurm_jobs import SLOW, TINY, Shell, Submitted, on_node
 
@@ -34,13 +34,8 @@ def shell(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """The run of all these tests, in one process and in one go."""
-    folder = write_run(tmp_path_factory.mktemp("alone") / "run", TINY)
-    assert (
-        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
-        == 0
-    )
-    return folder
+    """The run of the interrupted jobs, in one process and in one go."""
+    return trained(tmp_path_factory.mktemp("alone") / "run", TINY)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,8 +92,9 @@ def cut(shell: Shell, slurm: Slurm, time_limited: Submitted) -> dict[str, Submit
     return runs
 
 
-def test_training_two_nodes(shell: Shell, alone: RunFolder, figure: Any) -> None:
-    run = shell.submit(*TINY, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
+def test_training_two_nodes(shell: Shell, tmp_path: Path, figure: Any) -> None:
+    alone = trained(tmp_path / "alone", SMALL)
+    run = shell.submit(*SMALL, "trainer.num_nodes=2", "trainer.devices=2", "name=four")
     run.wait()
     assert run.folder.read_summary()["workers"] == 4
     figure(f"2 nodes x 2 processes against 1: {difference(alone, run.folder):.1e}")

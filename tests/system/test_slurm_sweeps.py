@@ -14,13 +14,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, wait_until
 from tests.support.slurm import Slurm
+from tests.support.sweeps import journal, tree_of
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 TINY = (*SMALL, "trainer.max_epochs=1", "data.train_size=40", "model.width=2", "trainer.devices=1")
@@ -31,11 +30,6 @@ SWEEP = (
     "seed=0,1,2",
     "+callbacks.breaks={_target_:tests.support.callbacks.Breaks,seed:1,word:kaputt}",
 )
-
-
-def tree_of(cwd: Path) -> Path:
-    (found,) = cwd.glob("outputs/*/*_sweep/sweep.json")
-    return found.parent
 
 
 def states_of(cwd: Path) -> list[str]:
@@ -120,14 +114,6 @@ def job_of(folder: RunFolder) -> str:
     return str(folder.read_job().get("id", ""))
 
 
-def told(tree: Path) -> Counter[tuple[int, str]]:
-    """How often Optuna has an end of a trial."""
-    study = optuna.load_study(
-        study_name="study", storage=JournalStorage(JournalFileBackend(str(tree / "study.journal")))
-    )
-    return Counter((trial.user_attrs["trial"], trial.state.name) for trial in study.trials)
-
-
 def test_search_killed_and_resumed(slurm: Slurm, tmp_path: Path) -> None:
     """Its jobs are adopted, and there is no trial too many."""
     search = ["search.num_trials=8", "launcher.parallel=3", "trainer.max_epochs=3"]
@@ -148,7 +134,9 @@ def test_search_killed_and_resumed(slurm: Slurm, tmp_path: Path) -> None:
     with searching(slurm, tmp_path, *search) as again:
         assert again.wait(PATIENCE_S) == 0, printed(tmp_path)
     ends = {(number, "PRUNED" if number == 2 else "COMPLETE"): 1 for number in range(8)}
-    assert told(tree) == Counter(ends | {(0, "FAIL"): 1})
+    study = optuna.load_study(study_name="study", storage=journal(tree))
+    told = Counter((trial.user_attrs["trial"], trial.state.name) for trial in study.trials)
+    assert told == Counter(ends | {(0, "FAIL"): 1})
     # each trained in one job, the killed one in two
     assert [len(trial.read_job()["earlier"]) for trial in trials] == [1, *[0] * 7]
     assert all(job_of(trial) == before[trial.path] for trial in trials[1:] if before[trial.path])

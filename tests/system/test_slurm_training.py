@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.launch import worker
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.commands import latest
+from tests.support.exact import trained
 from tests.support.harness import ROOT, SMALL, command, difference, write_run
 from tests.support.image_files import write_listed
 from tests.support.slurm import Slurm
@@ -30,12 +30,7 @@ def _nodes_have_networks(slurm: Slurm) -> None:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """The run of one process without SLURM."""
-    folder = write_run(tmp_path_factory.mktemp("alone") / "run", SMALL)
-    assert (
-        worker.run_here(worker.Job(worker.train, folder, {"command": "", "has_test": True}), None)
-        == 0
-    )
-    return folder
+    return trained(tmp_path_factory.mktemp("alone") / "run", SMALL)
 
 
 def test_three_tasks_of_two_nodes(
