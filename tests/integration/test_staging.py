@@ -24,15 +24,14 @@ from tests.support.recipes import FOLDER
 
 pytestmark = pytest.mark.full
 
-RECIPE = (*FOLDER, "trainer.max_epochs=1", "callbacks.pictures=null")
-
-
 # -- the same bits ---------------------------------------------------------------------------------
 
 
 def recipe(images: Path, *extra: str) -> list[str]:
     return [
-        *RECIPE,
+        *FOLDER,
+        "trainer.max_epochs=1",
+        "callbacks.pictures=null",
         f"data.root={images}",
         f"data.cache={images.parent / 'cache'}",
         "trainer.devices=2",

@@ -5,6 +5,7 @@ is a path, or else commands. What needs a GPU, a cluster or a registry is checke
 be here.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -100,7 +101,13 @@ class Reader:
     """Types the blocks of one page."""
 
     def __init__(
-        self, folder: Path, *, more: Sequence[str], has_threads: bool, has_photos: bool
+        self,
+        folder: Path,
+        *,
+        more: Sequence[str],
+        has_threads: bool,
+        has_photos: bool,
+        has_runs: bool,
     ) -> None:
         self.folder = folder
         self.more: Sequence[str] = ()
@@ -116,8 +123,9 @@ class Reader:
             del self.variables["OMP_NUM_THREADS"]
         write_project(folder, has_photos=has_photos)
         self.dated: dict[str, str] = {}  # folders of this reader, by those of the page
-        self.run("python train.py seed=1")
-        self.run("python train.py")
+        if has_runs:
+            self.run("python train.py seed=1")
+            self.run("python train.py")
         self.more = more
 
     def file(self, example: Example) -> None:
@@ -179,20 +187,15 @@ class Reader:
 
         def folder(match: re.Match[str]) -> str:
             is_sweep = match[1] in ("sweep", "other")
-            found = self.folder.glob(f"outputs/*/*/{'sweep.json' if is_sweep else 'config.yaml'}")
-            folders = [
-                str(path.parent.relative_to(self.folder)) for path in sorted(found, key=changed)
-            ]
+            paths = self.folder.glob(f"outputs/*/*/{'sweep.json' if is_sweep else 'config.yaml'}")
+            oldest_first = sorted(paths, key=os.path.getmtime)
+            folders = [str(path.parent.relative_to(self.folder)) for path in oldest_first]
             others = [each for each in folders if is_sweep or each not in self.dated.values()]
             return self.dated.setdefault(match[0], others[0] if others else folders[-1])
 
         word = word.replace("/mnt/flowers", "flowers").replace("animals", "flowers")
         word = word.replace("2026-06-01", "2026-05-26")
         return DATED.sub(folder, word)
-
-
-def changed(path: Path) -> int:
-    return path.stat().st_mtime_ns
 
 
 def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -225,12 +228,14 @@ def check(words: list[str]) -> None:
 
 def read(page: Path, folder: Path) -> None:
     """Type a page in a folder; an AssertionError has what failed."""
-    writes_photos = re.search("^python make_", page.read_text(), re.MULTILINE)
+    text = page.read_text()
+    writes_photos = re.search("^python make_", text, re.MULTILINE)
     reader = Reader(
         folder,
         more=MORE.get(page.stem, ()),
         has_threads=page.stem == "README",
         has_photos=not writes_photos,
+        has_runs=bool(re.search("latest|outputs/|resume=", text)),
     )
     parsers = [CodeBlockParser("sh", reader.lines)]
     parsers += [CodeBlockParser(language, reader.file) for language in ("python", "yaml")]

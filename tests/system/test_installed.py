@@ -1,21 +1,22 @@
 """Lockstep is installed as a wheel, in an environment of its dependencies alone.
 
-It works in an empty folder, in a project, and with a newer version.
+It works in an empty folder, in a project, and as docs/project.md says.
 """
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import lockstep
 from lockstep.runs.folder import EXIT_STOPPED
-from tests.support.harness import PATIENCE_S, ROOT, environ
-from tests.support.wheels import environment, run, source
+from tests.support.harness import PATIENCE_S, ROOT
+from tests.support.pages import BLOCK, FILE
+from tests.support.wheels import environment, lend, run, source
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
 STOP, ENDLESS = "trainer.max_time_s=0.001", "trainer.max_time_s=null"
@@ -61,12 +62,6 @@ def test_train_in_empty_folder(installed: Path, tmp_path: Path) -> None:
 PROJECT = ROOT / "tests" / "support" / "typed_project"
 
 
-def pyright(cwd: Path, *words: str, **variables: str) -> dict[str, Any]:
-    line = [sys.executable, "-m", "pyright", "--outputjson", *words]
-    pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-    return json.loads(subprocess.run(line, cwd=cwd, env={**environ(), **variables}, **pipes).stdout)
-
-
 def test_types_of_strict_project(installed: Path, tmp_path: Path) -> None:
     run(tmp_path, installed / "lockstep", "new", "tulips")
     marked: set[tuple[str, int]] = set()
@@ -81,10 +76,45 @@ def test_types_of_strict_project(installed: Path, tmp_path: Path) -> None:
     place = {"venvPath": str(installed.parents[1]), "venv": installed.parent.name}
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", **place}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    said = pyright(tmp_path)
+    line = [sys.executable, "-m", "pyright", "--outputjson"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     found = {
         (Path(each["file"]).name, each["range"]["start"]["line"]): each["message"]
-        for each in said["generalDiagnostics"]
+        for each in json.loads(done.stdout)["generalDiagnostics"]
     }
     assert {line: message for line, message in found.items() if line not in marked} == {}
     assert set(found) == marked != set()
+
+
+# -- docs/project.md is a transcript: typed from top to bottom, all of it works --------------------
+
+SHOWN = [
+    ("make train", "Finished 20 epochs"),
+    ("make test", "1 passed"),
+    ("lockstep data check data=photos", "1,437 images (even: 713, odd: 724)"),
+    ("python train.py", "Finished 10 epochs"),
+    ("python train.py", "val f1"),
+    ("lockstep eval latest", "\nf1        0."),
+    ("lockstep verify", "Exact: nothing differs by more than "),
+]
+
+
+def test_page_as_typed(installed: Path, tmp_path: Path) -> None:
+    cwd, outputs = tmp_path, dict[str, str]()
+    for language, block in BLOCK.findall((ROOT / "docs" / "project.md").read_text()):
+        path = FILE.match(block)
+        if path is not None:
+            (cwd / path[1]).parent.mkdir(parents=True, exist_ok=True)
+            (cwd / path[1]).write_text(block)
+            continue
+        for line in block.splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if words[0] == "cd":
+                cwd /= words[1]
+                lend(installed, cwd)
+            else:
+                program = installed / words[0] if words[0] in ("lockstep", "python") else words[0]
+                outputs[" ".join(words)] = run(cwd, program, *words[1:])
+    assert cwd.name == "flowers"
+    assert [command for command, text in SHOWN if text not in outputs[command]] == []
+    assert (cwd / "predictions.csv").read_text().count("\n") > 800

@@ -61,18 +61,19 @@ def test_wrong_column_of_sweep(tmp_path: Path, setting: str) -> None:
 # -- every command ---------------------------------------------------------------------------------
 
 
-def run(cwd: Path, words: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        words, cwd=cwd, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S
-    )
-
-
 @pytest.mark.full
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [[], ["-m", "seed=0,1"]])
 def test_missing_data_of_command(tmp_path: Path, more: list[str]) -> None:
-    words = command(*more, "data=image_folder", "data.root=nowhere")
-    done = run(tmp_path, [words[0], "-X", "importtime", *words[1:]])
+    python, *words = command(*more, "data=image_folder", "data.root=nowhere")
+    done = subprocess.run(
+        [python, "-X", "importtime", *words],
+        cwd=tmp_path,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert done.returncode == EXIT_CONFIG, done.stderr
     assert "config error: data.root=nowhere does not exist" in done.stderr
     assert "| torch\n" not in done.stderr
