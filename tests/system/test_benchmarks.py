@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks import loops, scale, start, step, table
+from benchmarks import loops, scale, start, step
 from benchmarks.table import Row, alternate, ratios, row
 
 
@@ -33,19 +33,6 @@ def test_alternate_order_and_progress(capsys: pytest.CaptureFixture[str]) -> Non
         "round 1 of 2, raw",
         "round 2 of 2, raw",
     ]
-
-
-@pytest.mark.parametrize(("arguments", "rounds"), [([], 7), (["--rounds", "2", "first"], 2)])
-def test_measure_rounds(arguments: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    published: list[tuple[object, ...]] = []
-
-    def rows(num_rounds: int = 7) -> list[Row]:
-        return [Row("start", "1 s", "", num_rounds)]
-
-    monkeypatch.setattr("sys.argv", ["benchmarks/start.py", *arguments])
-    monkeypatch.setattr(table, "publish", lambda *row: published.append(row))
-    table.measure(first=("start", rows))
-    assert published == [("start", rows(rounds), "first")]
 
 
 @pytest.mark.full

@@ -61,11 +61,6 @@ def _names_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10**6))
 
 
-def await_next_second() -> None:
-    """TensorBoard orders event files by their first second, then by the process number."""
-    time.sleep(1 - time.time() % 1)
-
-
 @pytest.mark.parametrize(
     "extra",
     [
@@ -148,7 +143,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that was stopped in its second epoch, after step 6: best.ckpt is of step 4."""
     folder = write_run(tmp_path_factory.mktemp("stopped") / "run", RECIPE)
     cut_after(folder, 5)
-    await_next_second()
+    # TensorBoard orders event files by their first second, then by the process number
+    time.sleep(1 - time.time() % 1)
     return folder
 
 
@@ -165,10 +161,6 @@ def folder(stopped: RunFolder, tmp_path: Path) -> Iterator[RunFolder]:
     stopped.claim()
 
 
-def cut_short(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def resumed(folder: RunFolder, *more: str) -> "subprocess.CompletedProcess[str]":
     words = command(f"resume={folder.path}", *more)
     return commands.run(words, ROOT)
@@ -177,7 +169,7 @@ def resumed(folder: RunFolder, *more: str) -> "subprocess.CompletedProcess[str]"
 @pytest.mark.full
 @pytest.mark.processes
 def test_resume_from_best(uncut: RunFolder, folder: RunFolder) -> None:
-    cut_short(folder.last_checkpoint)
+    os.truncate(folder.last_checkpoint, folder.last_checkpoint.stat().st_size // 2)
     done = resumed(folder, "trainer.devices=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert folder.read_status()["reason"].startswith(f"{folder.last_checkpoint} is damaged")

@@ -147,8 +147,23 @@ def test_status_reason(tmp_path: Path, lockstep: Any) -> None:
     assert (rows["reason"], rows["failure"]) == ("ZeroDivisionError:  [31mx", "it/failure.txt")
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> Path:
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ((), "bcda"),  # without a status: made when its configuration was written
+        (("--sort=started",), "adcb"),
+        (("--sort=-run",), "dcba"),
+        (("--sort=s/epoch",), "abcd"),
+        (("--sort=best",), "cabd"),  # without a value: last in either direction
+        (("--sort=-best",), "bacd"),
+        (("--sort=optimizer.lr",), "abcd"),  # nobody typed it for the last two
+        (("--sort=-optimizer.lr",), "bacd"),
+        (("--sort=model.width",), "bcad"),  # 8 before 16; the newest of equal ones first
+        (("--sort=val/accuracy",), "cbad"),
+        (("--sort=device",), "bacd"),
+    ],
+)
+def test_runs_sorted(tmp_path: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
     root = tmp_path / "outputs"
     run(
         root / "day" / "10_a",
@@ -176,26 +191,6 @@ def four(tmp_path: Path) -> Path:
     run(root / "day" / "12_c", "model.width=8", "seed=3", started=NOW + 5, **c)
     run(root / "day" / "13_d", "model.width=16", state=None, started=NOW + 1)
     (root / "latest").symlink_to("day/11_b")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        ((), "bcda"),  # without a status: made when its configuration was written
-        (("--sort=started",), "adcb"),
-        (("--sort=-run",), "dcba"),
-        (("--sort=s/epoch",), "abcd"),
-        (("--sort=best",), "cabd"),  # without a value: last in either direction
-        (("--sort=-best",), "bacd"),
-        (("--sort=optimizer.lr",), "abcd"),  # nobody typed it for the last two
-        (("--sort=-optimizer.lr",), "bacd"),
-        (("--sort=model.width",), "bcad"),  # 8 before 16; the newest of equal ones first
-        (("--sort=val/accuracy",), "cbad"),
-        (("--sort=device",), "bacd"),
-    ],
-)
-def test_runs_sorted(four: Path, lockstep: Any, order: tuple[str, ...], expected: str) -> None:
     lines = lockstep("runs", *order).lines
     assert "".join(line[1][-1] for line in lines) == expected
 
@@ -276,40 +271,25 @@ def test_compare_errors(two: Any, lockstep: Any, words: tuple[str, ...], error: 
 # -- the numbers are those of one epoch ---------------
 
 
-def write_run(path: Path, state: str) -> RunFolder:
-    """A probe whose second epoch of three was the best one."""
-    path.mkdir()
-    folder = RunFolder(path)
-    folder.config.touch()
-    losses = enumerate((0.9, 0.5, 0.7), 1)
-    rows: list[dict[str, Any]] = [
-        {"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": loss} for n, loss in losses
-    ]
-    write_rows(folder.metrics, rows)
-    metrics = {"l2": 1e-3, "test/loss": 0.6}
-    if state != "finished":  # the last epoch of a finished run may have no validation
-        metrics["val/loss"] = 0.7
-    folder.write_status(
-        state=state,
-        epoch=3,
-        max_epochs=3,
-        monitor="val/loss",
-        mode="min",
-        best=0.5,
-        metrics=metrics,
-    )
-    if state == "finished":
-        folder.write_summary({"best": 0.5, "test_loss": 0.6})
-    return folder
-
-
 @pytest.mark.parametrize(
     ("state", "epoch", "l2", "loss"), [("finished", 2, 1e-2, 0.5), ("stopped", 3, 1e-3, 0.7)]
 )
 def test_metrics_of_one_epoch(
     tmp_path: Path, state: str, epoch: int, l2: float, loss: float
 ) -> None:
-    folder = write_run(tmp_path / "run", state)
+    """Those of a probe whose second epoch of three was the best one."""
+    metrics = {"l2": 1e-3, "test/loss": 0.6}
+    if state != "finished":  # the last epoch of a finished run may have no validation
+        metrics["val/loss"] = 0.7
+    best: Any = {"monitor": "val/loss", "mode": "min", "best": 0.5}
+    folder = run(tmp_path / "run", state=state, epoch=3, max_epochs=3, metrics=metrics, **best)
+    losses = enumerate((0.9, 0.5, 0.7), 1)
+    write_rows(
+        folder.metrics,
+        [{"epoch": n, "step": n, "l2": 10.0**-n, "val/loss": value} for n, value in losses],
+    )
+    if state == "finished":
+        folder.write_summary({"best": 0.5, "test_loss": 0.6})
     compared = dict(outcomes([folder]))
     assert (compared["metrics_epoch"], compared["l2"], compared["val/loss"]) == (
         [epoch],
