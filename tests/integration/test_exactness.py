@@ -39,8 +39,17 @@ QUICK = (
     ),
     "one more, averaged weights, virtual shards in float32",
 )
+
+
+def marks_of(name: str, split: Split) -> tuple[pytest.MarkDecorator, ...]:
+    """`make test` has the uneven splits and the resumed ones: equal shards are a special case."""
+    is_special = split.worker_weights != "null" or split.stop_after > 0
+    is_quick = name in QUICK and is_special and split.num_threads == 1
+    return () if is_quick else (pytest.mark.full,)
+
+
 CASES = [
-    pytest.param(name, split, id=f"{name}-{split}", marks=() if name in QUICK else pytest.mark.full)
+    pytest.param(name, split, id=f"{name}-{split}", marks=marks_of(name, split))
     for name, row in ROWS.items()
     for split in row.splits
 ]
@@ -49,32 +58,29 @@ Runs = dict[tuple[str, Split], RunFolder]
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Train the rows of the selected tests, by every split.
+    """Train the rows of the selected tests, by the selected splits.
 
     Runs of as many workers share their processes.
     """
-    specs = (getattr(item, "callspec", None) for item in request.session.items)
-    selected = {"remainder", *(spec.params.get("name") for spec in specs if spec is not None)}
-    rows = {name: row for name, row in ROWS.items() if name in selected}
+    items = [item for item in request.session.items if item.path == request.path]
+    specs = (getattr(item, "callspec", None) for item in items)
+    selected = [(spec.params["name"], spec.params["split"]) for spec in specs if spec is not None]
+    alone = [(name, ROWS[name].alone) for name, _ in selected]
     root: Path = tmp_path_factory.mktemp("exactness")
     files = root / "files"
     source = write_sources(files)
     found: Runs = {}
-    for name, row in rows.items():
-        for split in (row.alone, *row.splits):
-            overrides = [
-                text.replace(FILES, str(files)) for text in (*row.overrides, *split.overrides)
-            ]
-            run = found[name, split] = write_run(root / str(len(found)), overrides)
-            if any(text.startswith("init_from=") for text in overrides):
-                checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(source.path)))
-            if split.stop_after:
-                cut_after(run, split.stop_after)
-                run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer
-                text = run.config.read_text()
-                run.config.write_text(
-                    text.replace("devices: 1\n", f"devices: {split.num_workers}\n")
-                )
+    for name, split in dict.fromkeys([*alone, *selected]):
+        texts = (*ROWS[name].overrides, *split.overrides)
+        overrides = [text.replace(FILES, str(files)) for text in texts]
+        run = found[name, split] = write_run(root / str(len(found)), overrides)
+        if any(text.startswith("init_from=") for text in overrides):
+            checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(source.path)))
+        if split.stop_after:
+            cut_after(run, split.stop_after)
+            run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer
+            text = run.config.read_text()
+            run.config.write_text(text.replace("devices: 1\n", f"devices: {split.num_workers}\n"))
     for size, num_threads in ((1, 1), (2, 1), (3, 1), (1, 2), (3, 2)):
         places = [(split.num_workers, split.num_threads) for _, split in found]
         folders = [

@@ -15,6 +15,7 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_curve_of_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone, together = (write_run(tmp_path / name, OVERRIDES) for name in ("alone", "together"))

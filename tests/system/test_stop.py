@@ -25,7 +25,11 @@ def assert_nothing_alive(pids: list[int]) -> None:
 # SIGTERM and SIGINT to the parent are in the chain below
 @pytest.mark.parametrize(
     ("number", "target"),
-    [(signal.SIGINT, "rank 0"), (signal.SIGUSR1, "rank 1"), (signal.SIGHUP, "parent")],
+    [
+        (signal.SIGINT, "rank 0"),
+        pytest.param(signal.SIGUSR1, "rank 1", marks=pytest.mark.full),
+        pytest.param(signal.SIGHUP, "parent", marks=pytest.mark.full),
+    ],
 )
 def test_signal_to_anyone(tmp_path: Path, number: signal.Signals, target: str) -> None:
     with training(tmp_path, *LONG, "trainer.devices=2") as run:
