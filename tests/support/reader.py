@@ -148,7 +148,7 @@ class Reader:
         if ELSEWHERE.search(line):
             check(words)
             return
-        is_training = words[:2] in TRAININGS
+        is_training = words[:2] in TRAININGS or (words[0] == "torchrun" and "train.py" in words)
         if any(word.startswith("resume=") for word in words):
             self.num_epochs += 1
             words.append(f"trainer.max_epochs={self.num_epochs}")
