@@ -182,7 +182,7 @@ def _add_worker_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="default: float32, of a run in float64 that",
+        help="default: float32, or float64 for a run in float64",
     )
     # The value is the folder of the job.
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
