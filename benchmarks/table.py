@@ -74,10 +74,11 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
 def ratio_row(
     what: str, above: Sequence[float], below: Sequence[float], form: str, *, aim: str = ""
 ) -> Row:
-    """Return the row of the quotients, with both medians written by `form` behind that of them."""
+    """Return the row of the quotients, with both medians written by `form`, e.g. "{:.0f} s"."""
     quotients = row(what, ratios(above, below), "{:.2f}", aim=aim)
-    medians = [form.format(statistics.median(values)) for values in (above, below)]
-    return quotients._replace(median=f"{quotients.median} ({' : '.join(medians)})")
+    median_above = form.partition(" ")[0].format(statistics.median(above))
+    medians = f"{median_above} : {form.format(statistics.median(below))}"
+    return quotients._replace(median=f"{quotients.median} ({medians})")
 
 
 def device() -> str:
