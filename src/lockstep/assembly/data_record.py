@@ -122,11 +122,9 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     if record is None:
         return None
     run_contents, table_contents = _contents(record), contents_of(table)
-    image_names, trained_names, compared_names = (
-        {*table.names},
-        {*record["train"]["names"]},
-        run_contents[1].keys() & table_contents[1].keys(),
-    )
+    image_names = {*table.names}
+    trained_names = {*record["train"]["names"]}
+    compared_names = run_contents[1].keys() & table_contents[1].keys()
     replaced_names = _replaced_names(run_contents, table_contents)
     if 2 * len(replaced_names & compared_names) > len(compared_names):
         trained_names &= compared_names  # For the other files, only the sizes are the same.

@@ -78,10 +78,8 @@ class FrozenFeatures(L.Callback):
         If a stop is requested, the features computed so far are kept. Raises ConfigError on all
         ranks if the data, the batches, the network or the cache do not allow it.
         """
-        config, data = (
-            session.config,
-            trainer.datamodule,  # pyright: ignore[reportAttributeAccessIssue]
-        )
+        config = session.config
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
         assert isinstance(module, Classifier)
         pixels = {split: data.splits.by_name[split].pixels for split in splits}
@@ -160,10 +158,8 @@ def _record(config: Config, module: Classifier, images: Tensor) -> np.dtype[Any]
     Raises ConfigError unless the outputs of the network are those of its head.
     """
     assert isinstance(module.net, TakesFeatures)
-    outputs, layers = (
-        list[Tensor](),
-        (module.net.get_submodule(module.net.feature_head), module.net),
-    )
+    outputs = list[Tensor]()
+    layers = (module.net.get_submodule(module.net.feature_head), module.net)
     hooks = [
         layer.register_forward_hook(lambda *given: outputs.append(given[2])) for layer in layers
     ]
@@ -262,10 +258,8 @@ def _digests(session: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[b
             digests(pixels[split], run) for split, run in runs[session.rank :: session.world_size]
         ]
     )
-    split_digests, all_digests = (
-        {split: list[bytes]() for split in pixels},
-        gather_objects(rank_digests),
-    )
+    split_digests = {split: list[bytes]() for split in pixels}
+    all_digests = gather_objects(rank_digests)
     for number, (split, _) in enumerate(runs):
         split_digests[split] += all_digests[number % session.world_size][
             number // session.world_size

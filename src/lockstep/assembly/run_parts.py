@@ -64,11 +64,9 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
     refuse_shared_groups(config, images)
-    name, pixels, memory = (
-        f"data._target_={config.data.target}",
-        images.train.pixels,
-        config.data.memory,
-    )
+    name = f"data._target_={config.data.target}"
+    pixels = images.train.pixels
+    memory = config.data.memory
     errors: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
         errors.append(

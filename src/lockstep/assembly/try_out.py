@@ -220,10 +220,8 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.eval()
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
-    network, advice = (
-        f"model._target_={config.model.target}",
-        "(x.flatten(1), not x.view(len(x), -1))",
-    )
+    network = f"model._target_={config.model.target}"
+    advice = "(x.flatten(1), not x.view(len(x), -1))"
     with _config_error(module, network, f"{problem} {advice}"):
         outputs = module(batch.inputs)
     with _config_error(module, f"task._target_={config.task.target}", problem):

@@ -119,10 +119,8 @@ class _Sweep:
             self._config = table.config_of(self._ledger)
             self._table = None
             self._changed = changed_ns
-        objective, is_search = (
-            results.monitored_objective(self._config),
-            self._config.search is not None,
-        )
+        objective = results.monitored_objective(self._config)
+        is_search = self._config.search is not None
         is_changed = self._table is None
         for trial in self._ledger.trials:
             version = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)

@@ -158,10 +158,8 @@ def image_grid(
     faster than one for each.
     """
     num_lines = max([2, *(caption.count("\n") + 1 for caption in captions)])
-    num_rows, cell = (
-        -(-len(captions) // NUM_COLUMNS),
-        (IMAGE_SIDE + GAP) * len(stacks) + CAPTION * num_lines + 0.09,
-    )
+    num_rows = -(-len(captions) // NUM_COLUMNS)
+    cell = (IMAGE_SIDE + GAP) * len(stacks) + CAPTION * num_lines + 0.09
     height = GRID_TOP + cell * num_rows
     fig = new_figure(height)
     fig.set_layout_engine("none")

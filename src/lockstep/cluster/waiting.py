@@ -26,10 +26,8 @@ def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
         if time.monotonic() - last_look_s < LOOK_EVERY_S:
             continue
         try:
-            chosen_jobs, last_answer_s = (
-                jobs.jobs_of(job.folder for job in chosen_jobs),
-                time.monotonic(),
-            )
+            chosen_jobs = jobs.jobs_of(job.folder for job in chosen_jobs)
+            last_answer_s = time.monotonic()
         except ValueError:
             if time.monotonic() - last_answer_s > SILENT_S:
                 raise

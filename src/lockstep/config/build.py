@@ -31,10 +31,8 @@ def resolve_config(config: Config) -> Config:
     they come from.
     """
     config = _scale_with_workers(config)
-    preprocessing, arguments = (
-        {"crop_percent": 1.0, "interpolation": "bilinear"},
-        config.data.arguments(),
-    )
+    preprocessing = {"crop_percent": 1.0, "interpolation": "bilinear"}
+    arguments = config.data.arguments()
     if metric_names.AUTO not in [arguments.get(name) for name in preprocessing]:
         return config
     if config.has_library_network and config.pretrained:

@@ -152,10 +152,8 @@ def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
     """Group the pairs of `count` images that have images in common, and sort each group."""
     _, first, second = np.array(pairs or np.empty((0, 3))).T.astype(int)
     graph = coo_array((np.ones(len(pairs)), (first, second)), (count, count))
-    chains, numbers = (
-        defaultdict[int, list[Pair]](list),
-        connected_components(graph, directed=False)[1],
-    )
+    chains = defaultdict[int, list[Pair]](list)
+    numbers = connected_components(graph, directed=False)[1]
     for pair in sorted(pairs):
         chains[numbers[pair.first]].append(pair)
     return [*chains.values()]

@@ -22,11 +22,9 @@ def deal_groups(
     moves the groups that are not the last one of a class in their subset. Sums are elementwise and
     in a fixed order, so that all machines compute the same bits.
     """
-    subsets, new_rows, last_subset = (
-        earlier_subsets.copy(),
-        np.flatnonzero(earlier_subsets < 0),
-        len(fractions) - 1,
-    )
+    subsets = earlier_subsets.copy()
+    new_rows = np.flatnonzero(earlier_subsets < 0)
+    last_subset = len(fractions) - 1
     kinds, labels = np.unique(classes, return_inverse=True)
     total_row, is_assigned = len(kinds), earlier_subsets >= 0
     totals = np.append(np.bincount(labels), len(labels))[:, None]

@@ -24,10 +24,8 @@ MIN_SIDE = 29
 # An image is compared if the standard deviation of its pixel values is at least this. Below it,
 # JPEG artifacts decide.
 MIN_CONTRAST = 2.0
-COARSE, FINE = (
-    ((1.0, 1), (0.95, 2), (0.9, 2)),
-    ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5)),
-)
+COARSE = ((1.0, 1), (0.95, 2), (0.9, 2))
+FINE = ((1.0, 1), (0.975, 3), (0.95, 3), (0.925, 4), (0.9, 5))
 # This fraction of its neighborhood is subtracted from a pixel. Otherwise, all images of a horizon
 # would be similar.
 SHARPNESS = 0.8

@@ -51,11 +51,9 @@ def _statistics(partials, m, c, x, rows: constexpr, channels: constexpr):
     """
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
-    first_row, step, i = (
-        tl.program_id(1) * rows,
-        tl.num_programs(1) * rows,
-        tl.arange(0, rows)[:, None],
-    )
+    first_row = tl.program_id(1) * rows
+    step = tl.num_programs(1) * rows
+    i = tl.arange(0, rows)[:, None]
     offset, at = first_row.to(tl.int64) * c, i * c + j
     pivot = tl.load(x + offset + j, mask=is_channel, other=0.0).to(tl.float32)
     sums = tl.zeros((rows, channels), tl.float32)
@@ -185,11 +183,9 @@ def _gradient_sums(
     j = tl.program_id(0) * channels + tl.arange(0, channels)
     is_channel = j < c
     mean, inverse_std, scale, shift = _affine(row, weight, bias, eps, j, is_channel, c)
-    first_row, step, i = (
-        tl.program_id(1) * rows,
-        tl.num_programs(1) * rows,
-        tl.arange(0, rows)[:, None],
-    )
+    first_row = tl.program_id(1) * rows
+    step = tl.num_programs(1) * rows
+    i = tl.arange(0, rows)[:, None]
     offset, at = first_row.to(tl.int64) * c, i * c + j
     sums = tl.zeros((rows, channels), tl.float32)
     products = tl.zeros((rows, channels), tl.float32)
@@ -337,12 +333,10 @@ class Normalize(torch.autograd.Function):
         y = torch.empty_like(x)
         _run_elementwise(_normalize, x, x, residual, y, row, weight, bias, norm.eps, relu=relu)
         ctx.save_for_backward(x, y if relu and residual is not None else None, row, weight, bias)
-        ctx.eps, ctx.relu, ctx.has_residual, ctx.is_alone = (
-            norm.eps,
-            relu,
-            residual is not None,
-            gather is None,
-        )
+        ctx.eps = norm.eps
+        ctx.relu = relu
+        ctx.has_residual = residual is not None
+        ctx.is_alone = gather is None
         return y
 
     @staticmethod

@@ -69,11 +69,9 @@ class Semaphores:
 
     def __init__(self) -> None:
         gil_library, plain_library = ctypes.PyDLL(None), ctypes.CDLL(None)
-        self._init, self.post, self._try = (
-            gil_library.sem_init,
-            gil_library.sem_post,
-            gil_library.sem_trywait,
-        )
+        self._init = gil_library.sem_init
+        self.post = gil_library.sem_post
+        self._try = gil_library.sem_trywait
         # The function sem_clockwait exists since glibc 2.30. sem_timedwait follows the adjustable
         # clock.
         self._wait = plain_library.sem_clockwait

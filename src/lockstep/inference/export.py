@@ -57,12 +57,10 @@ class Exported(nn.Module):
     ) -> None:
         super().__init__()
         self.threshold = threshold
-        self.net, self.calibration, self.task, self.preprocessing = (
-            module.net,
-            module.calibration,
-            module.task,
-            preprocessing,
-        )
+        self.net = module.net
+        self.calibration = module.calibration
+        self.task = module.task
+        self.preprocessing = preprocessing
         self.mean, self.std = (nn.Buffer(values.clone()) for values in (module.mean, module.std))
 
     @override
@@ -144,10 +142,8 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         load = partial(open_source, config.seed)
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
         module = predict.load_network(session, trained)
-        form, preprocessing = (
-            module.image_format,
-            predict.preprocessing_of(config, module.image_format),
-        )
+        form = module.image_format
+        preprocessing = predict.preprocessing_of(config, module.image_format)
         exported = Exported(module, preprocessing, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         class_names = [str(name) for name in form.class_names]

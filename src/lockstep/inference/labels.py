@@ -85,10 +85,8 @@ def _judge(
     The training images of a run, which it cannot judge, are at the end.
     """
     lines, classes, labels, probabilities = tables.read(paths)
-    is_suspicious, best = (
-        confident_learning.suspicious(labels, probabilities),
-        probabilities.argmax(1),
-    )
+    is_suspicious = confident_learning.suspicious(labels, probabilities)
+    best = probabilities.argmax(1)
     calibrated, fraction = confident_learning.calibrate(labels, probabilities)
     rows: list[list[Any]] = []
     for row in confident_learning.order(labels, probabilities).tolist():

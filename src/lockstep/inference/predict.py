@@ -205,10 +205,8 @@ def images_of(
         splits = run_parts.splits(session, trained.folder, is_once=True)
         data_record.compare(session, splits, trained.folder)
         return splits.test if session.config.data.validate_on_test else splits.by_name[source]
-    preprocessing, channels = (
-        preprocessing_of(session.config, image_format),
-        image_format.image_shape[0],
-    )
+    preprocessing = preprocessing_of(session.config, image_format)
+    channels = image_format.image_shape[0]
     with (
         contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())
     ):

@@ -61,12 +61,10 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     """Print rows of predictions, which are CSV in the columns `heads`, after the last one."""
     # This function created the rows. Those of other tasks are printed unchanged.
     is_of = type(task).cells
-    rows, counts, doubts, num_images = (
-        list[list[str]](),
-        Counter[str](),
-        list[tuple[float, str]](),
-        0,
-    )
+    rows = list[list[str]]()
+    counts = Counter[str]()
+    doubts = list[tuple[float, str]]()
+    num_images = 0
     for file, *cells in _read_rows(chunks):
         num_images += 1
         if is_of is Classification.cells:

@@ -80,10 +80,8 @@ def keep(
     if not isinstance(module_calibration, calibration.Calibration):
         return
     if findings is not None and not findings.is_multilabel:
-        confidences, is_right = (
-            torch.from_numpy(findings.probabilities).float(),
-            torch.from_numpy(findings.hits),
-        )
+        confidences = torch.from_numpy(findings.probabilities).float()
+        is_right = torch.from_numpy(findings.hits)
         module_calibration.entry = {
             **module_calibration.entry,
             split: {"confidences": confidences, "is_right": is_right},

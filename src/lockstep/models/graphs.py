@@ -165,11 +165,9 @@ class GraphedModule:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free_before, _ = torch.cuda.mem_get_info()
-        forward, backward, stream = (
-            torch.cuda.CUDAGraph(),
-            torch.cuda.CUDAGraph(),
-            torch.cuda.Stream(),
-        )
+        forward = torch.cuda.CUDAGraph()
+        backward = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
         pools = [
             (layer, [torch.Generator(inputs.device) for _ in range(layer.max_draws)])
             for layer in self._dropouts

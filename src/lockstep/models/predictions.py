@@ -168,10 +168,8 @@ def _scores(outputs: Tensor, labels: Tensor) -> list[Tensor]:
         nll = F.binary_cross_entropy_with_logits(outputs, truth, reduction="none").mean(1)
         return [nll, (probabilities - truth).square().mean(1), probabilities.nan_to_num(0.0)]
     logs = outputs.log_softmax(1)
-    probabilities, log_likelihoods = (
-        logs.exp(),
-        logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1),
-    )
+    probabilities = logs.exp()
+    log_likelihoods = logs.gather(1, labels.clamp(0, outputs.shape[1] - 1)[:, None]).squeeze(1)
     # This is the sum of the squared differences from 0 and 1.
     brier = probabilities.square().sum(1) - 2 * log_likelihoods.exp() + 1
     return [-log_likelihoods, brier, probabilities.amax(1).nan_to_num(0.0)]

@@ -78,10 +78,8 @@ class Newton(Optimizer):
         features = torch.cat([features, torch.ones_like(features[:, :1])], 1)
         decay = features.new_full(features.shape[1:], l2)
         decay[-1] = 0
-        weights, outputs = (
-            features.new_zeros(num_outputs, len(decay)),
-            features.new_zeros(len(features), num_outputs),
-        )
+        weights = features.new_zeros(num_outputs, len(decay))
+        outputs = features.new_zeros(len(features), num_outputs)
         value, first_norm, num_left = sum_over_ranks(loss(outputs)), None, self._max_iterations
         while True:
             with torch.enable_grad():
@@ -100,11 +98,9 @@ class Newton(Optimizer):
             )
             direction, num_used = _conjugate_gradients(curvature, gradient, precision, num_left)
             num_left -= num_used
-            outputs, change, slope = (
-                outputs.detach(),
-                features @ direction.T,
-                (gradient * direction).sum(),
-            )
+            outputs = outputs.detach()
+            change = features @ direction.T
+            slope = (gradient * direction).sum()
             length = 2.0
             while True:
                 length /= 2

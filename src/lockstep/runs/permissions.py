@@ -71,10 +71,8 @@ def need_plain(path: Path) -> None:
     the folder. Weights & Biases and submitit create links, which are accepted below their folders.
     Those of Weights & Biases also point to its logs in the home folder.
     """
-    user, link_folders = (
-        path.stat().st_uid,
-        tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES)),
-    )
+    user = path.stat().st_uid
+    link_folders = tuple(os.path.join(path, name, "") for name in (WANDB, JOB_FILES))
     for entry in _entries(path):
         state = entry.stat(follow_symlinks=False)
         is_file = stat.S_ISREG(state.st_mode)

@@ -156,10 +156,8 @@ def run_sweep(
     is_submitted = config.cluster.name != "none"
     live_jobs = _live_jobs(ledger, is_submitted=is_submitted)
     if is_submitted:
-        pool, num_parallel = (
-            job_pool.JobPool(ledger, configs, live_jobs),
-            int(config.launcher.parallel),
-        )
+        pool = job_pool.JobPool(ledger, configs, live_jobs)
+        num_parallel = int(config.launcher.parallel)
     else:
         pool, num_parallel = _pool_here(configs, config, total)
     table_of = partial(
@@ -266,10 +264,8 @@ def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], st
     if config.sweep.test == "best":
         best = sweep_table.best
         if best is None:
-            objective, hint = (
-                sweep_table.objective.name,
-                "lockstep eval FOLDER/TRIAL tests one trial.",
-            )
+            objective = sweep_table.objective.name
+            hint = "lockstep eval FOLDER/TRIAL tests one trial."
             return (
                 [],
                 f"No test at the end: no setting has a value of {objective} in all of its trials. "

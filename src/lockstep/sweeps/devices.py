@@ -61,10 +61,8 @@ def num_parallel(
     if launcher.parallel != "auto":
         if launcher.parallel > num_devices:
             device_count = plural(num_devices, "GPU" if uses_gpus else "core")
-            key, problem = (
-                f"launcher.parallel={launcher.parallel}",
-                f", but this machine has {device_count}",
-            )
+            key = f"launcher.parallel={launcher.parallel}"
+            problem = f", but this machine has {device_count}"
             raise ConfigError(Error("machine", key, problem, f"use at most {num_devices}"))
         return launcher.parallel
     min_workers = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)

@@ -155,10 +155,8 @@ def new_table(
         [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line]
         for line in (heads, *rows)
     ]
-    table, remaining_width = (
-        Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold"),
-        out.width,
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    remaining_width = out.width
     for head, *cells in zip(*lines, strict=True):
         limit = MIN_COLUMN_WIDTH if head.plain in wraps else MAX_COLUMN_WIDTH
         min_width = min(max(cell.cell_len for cell in (head, *cells)), limit)

@@ -116,10 +116,8 @@ class Regression(SupervisedTask):
     @override
     def metric_inputs(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return both in float64, as (B,) if there is one number, and as (B, C) otherwise."""
-        predicted, targets = (
-            self.predictions(outputs.double()),
-            _like(outputs.double(), batch.targets),
-        )
+        predicted = self.predictions(outputs.double())
+        targets = _like(outputs.double(), batch.targets)
         return (
             (predicted.squeeze(1), targets.squeeze(1))
             if predicted.dim() == 2

@@ -188,11 +188,9 @@ class Trace(L.Callback):
     ) -> None:
         virtual = _virtual(pl_module)
         shard_batches = [batch] if virtual is None else virtual.shards.split(batch)
-        self._values, self._sums, self._sizes = (
-            [{} for _ in shard_batches],
-            {},
-            [len(shard_batch.indices) for shard_batch in shard_batches],
-        )
+        self._values = [{} for _ in shard_batches]
+        self._sums = {}
+        self._sizes = [len(shard_batch.indices) for shard_batch in shard_batches]
         self._is_step = False
         for shard, shard_batch in enumerate(shard_batches):
             self._record(INPUTS, shard_batch.inputs, shard)  # These inputs are augmented.

@@ -32,10 +32,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     """
     setting = f"init_from={session.config.init_from}"
     checkpoint = _read(session, setting)
-    state, classes = (
-        checkpoint["state_dict"],
-        tuple(checkpoint.get("image_format", {}).get("class_names", ())),
-    )
+    state = checkpoint["state_dict"]
+    classes = tuple(checkpoint.get("image_format", {}).get("class_names", ()))
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
     origin = attach_ends(net, len(images.class_names))

@@ -193,10 +193,8 @@ def _batch(session: Session, data: ImageData) -> str:
 
     The text gives the sizes of the shards of the workers only if there are several workers.
     """
-    num_micro_batches, batches = (
-        session.config.trainer.accumulate_grad_batches,
-        data.batches("train"),
-    )
+    num_micro_batches = session.config.trainer.accumulate_grad_batches
+    batches = data.batches("train")
     size, micro = (
         min(n, batches.num_epoch_samples)
         for n in (batches.global_batch_size, batches.micro_batch_size)
@@ -274,11 +272,9 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
             )
         )
     if summary["best_checkpoint"]:
-        monitor, value, path = (
-            summary["monitor"],
-            summary["best"],
-            display_path(folder.best_checkpoint),
-        )
+        monitor = summary["monitor"]
+        value = summary["best"]
+        path = display_path(folder.best_checkpoint)
         none = f"none: no epoch has a finite {monitor}, {path} is the last one"
         text = none if value is None else f"{monitor} {measure(value)}, {path}"
         rows.append(("last" if session.config.data.validate_on_test else "best", text))

@@ -153,10 +153,8 @@ def prepare_training(
     data = run_parts.image_data(session, session.folder, is_new=is_new)
     session = _resolve_class_weights(session, data)
     config = session.config
-    image_format, total_steps = (
-        run_parts.image_format(data),
-        config.trainer.max_epochs * data.steps_per_epoch,
-    )
+    image_format = run_parts.image_format(data)
+    total_steps = config.trainer.max_epochs * data.steps_per_epoch
     module, first_callbacks = run_parts.build_module(
         session, image_format, total_steps, is_trained=True
     )

@@ -83,10 +83,8 @@ def row_of(
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in keys} | settings
     summary = read_summary(trial.folder)
-    training_s, num_groups = (
-        summary.get("training_s", facts.get("elapsed_s")),
-        at(summary, ["groups", "test"]),
-    )
+    training_s = summary.get("training_s", facts.get("elapsed_s"))
+    num_groups = at(summary, ["groups", "test"])
     value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
     tests, num_groups = read_tests(trial.folder), num_groups if is_number(num_groups) else 0
     return Row(

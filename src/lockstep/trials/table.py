@@ -169,10 +169,8 @@ class Table:
                 objective_spread = spreads.pop(self.objective.name)
                 tests = {metric: test_spread._asdict() for metric, test_spread in spreads.items()}
                 numbers = tuple(row.trial.number for row in finished_rows)
-                num_trials, num_groups = (
-                    max(len(rows), self._min_trials),
-                    num_tested_groups(finished_rows) if are_folds else 0,
-                )
+                num_trials = max(len(rows), self._min_trials)
+                num_groups = num_tested_groups(finished_rows) if are_folds else 0
                 groups.append(
                     Group(
                         settings,

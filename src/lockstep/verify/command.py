@@ -163,15 +163,11 @@ class Verification:
 
     def run(self) -> int:
         devices = "GPUs" if self._uses_gpus else "CPU processes"
-        epochs, size = (
-            self._config.trainer.max_epochs,
-            plural(self._config.global_batch_size, "sample"),
-        )
+        epochs = self._config.trainer.max_epochs
+        size = plural(self._config.global_batch_size, "sample")
         steps = f"{epochs} epochs of up to {NUM_STEPS} steps of {size}"
-        trainer, ways = (
-            self._config.trainer,
-            f"with 1 worker, and in {len(self._others)} other ways",
-        )
+        trainer = self._config.trainer
+        ways = f"with 1 worker, and in {len(self._others)} other ways"
         precision = "its precision" if trainer.precision == "auto" else trainer.precision
         shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
         print_line(self._out, f"Training {steps} in {precision}{shards}, on {devices}: {ways} ...")

@@ -23,7 +23,7 @@ from tests.support.image_files import read, write_image, write_list, write_liste
 
 @pytest.fixture(autouse=True)
 def _a_place_without_gpus(in_tmp_path: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.cli.check.num_visible_gpus", lambda: 0)
+    monkeypatch.setattr("lockstep.cli.data_report.num_visible_gpus", lambda: 0)
 
 
 @pytest.fixture

@@ -44,11 +44,9 @@ def errors(config: Config) -> Iterator[Error]:
     for name, callback in config.callbacks.items():
         if callback is None:
             continue
-        key, arguments, kind = (
-            f"callbacks.{name}",
-            callback.arguments(),
-            callback.target.rpartition(".")[2],
-        )
+        key = f"callbacks.{name}"
+        arguments = callback.arguments()
+        kind = callback.target.rpartition(".")[2]
         if callback.target.startswith("lightning.") and kind in INSTEAD:
             yield unfit_callback(key, callback.target, kind)
             continue

@@ -30,10 +30,8 @@ def errors(config: Config) -> Iterator[Error]:
         "trainer.graph": trainer.graph is True,
         "trainer.virtual_shards": trainer.virtual_shards,
     }
-    epoch_hint, newton_problem = (
-        "remove it, or use model.head_only=each_epoch",
-        "does not work with optimizer=newton",
-    )
+    epoch_hint = "remove it, or use model.head_only=each_epoch"
+    newton_problem = "does not work with optimizer=newton"
     schedule_setting = {"scheduler._target_": schedule != "lockstep.models.constant" and schedule}
     optimizer_setting = {"optimizer": head_only is not True and "newton"}
     for is_used, settings, problem, hint in (

@@ -86,10 +86,8 @@ def names(config: Config) -> tuple[str, ...]:
     """
     if config.has_custom_module:
         return ("val/loss",)
-    train_metrics, val_metrics = (
-        ("loss", *SCORED.get(config.task.target, ())),
-        ("loss", *targets(config)),
-    )
+    train_metrics = ("loss", *SCORED.get(config.task.target, ()))
+    val_metrics = ("loss", *targets(config))
     return (*(f"train/{name}" for name in train_metrics), *(f"val/{name}" for name in val_metrics))
 
 

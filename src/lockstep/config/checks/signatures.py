@@ -183,10 +183,8 @@ def _parameter_errors(
     Such a parameter is unknown, of another type, missing, or set by the training.
     """
     key, target, section_type = ".".join(path), value["_target_"], section(tree, path)
-    target_name, training_parameters = (
-        target.rpartition(".")[2],
-        _training_parameters(path, target, signature),
-    )
+    target_name = target.rpartition(".")[2]
+    training_parameters = _training_parameters(path, target, signature)
     field_names: list[str] = []
     if section_type is not None and issubclass(section_type, Target):
         field_names = [k for k in fields(section_type) if k not in section_type.passed]
@@ -258,10 +256,8 @@ def _find_signature(key: str, target: str) -> Errors:
         hint = "correct the name, or install the package"
         # Each worker has another `__main__`.
         if target.startswith("__main__."):
-            candidates, hint = (
-                [],
-                f"put it into a file next to the notebook, net.py, and write net{target[8:]}",
-            )
+            candidates = []
+            hint = f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         yield key, Error("unknown", f"{key}={target}", f": {error}", question(candidates, hint))
     except Exception as error:
         # Importing a module may raise any error.
@@ -326,10 +322,8 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
 
 
 def _network_errors(tree: dict[str, Any]) -> Errors:
-    library, network_name = (
-        LIBRARIES.get(at(tree, ["model", "_target_"])),
-        at(tree, ["model", "name"]),
-    )
+    library = LIBRARIES.get(at(tree, ["model", "_target_"]))
+    network_name = at(tree, ["model", "name"])
     if library is not None:
         network_names: Sequence[str] = importlib.import_module(library).list_models()
         if network_name.partition(".")[0] not in network_names:

@@ -66,16 +66,12 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
 
     The machine from which the job is submitted does not matter.
     """
-    devices, gpus_per_node, strategy = (
-        config.trainer.devices,
-        config.cluster.gpus_per_node,
-        config.strategy.name,
-    )
+    devices = config.trainer.devices
+    gpus_per_node = config.cluster.gpus_per_node
+    strategy = config.strategy.name
     if isinstance(devices, list):
-        setting, problem = (
-            f"trainer.devices={literal(devices)}",
-            "names GPUs, but SLURM chooses them",
-        )
+        setting = f"trainer.devices={literal(devices)}"
+        problem = "names GPUs, but SLURM chooses them"
         return max(1, len(devices)), [Error("value", setting, problem, f"give {len(devices)}")]
     if strategy == "cpu" and gpus_per_node:
         return 1, [

@@ -66,11 +66,9 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
 
     With trainer.devices=auto, all processes of a launcher are workers, on any number of nodes.
     """
-    devices, strategy, num_nodes = (
-        config.trainer.devices,
-        config.strategy.name,
-        config.trainer.num_nodes,
-    )
+    devices = config.trainer.devices
+    strategy = config.strategy.name
+    num_nodes = config.trainer.num_nodes
     # Counting the GPUs may import torch.
     num_gpus = 0 if strategy == "cpu" else hardware.num_visible_gpus()
     if isinstance(devices, list):
@@ -238,11 +236,9 @@ def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
 
 
 def _number_errors(config: Config, workers: Workers) -> list[Error]:
-    limit, memory_bytes, num_cores = (
-        config.trainer.process_limit,
-        hardware.memory_bytes(),
-        hardware.num_cores(),
-    )
+    limit = config.trainer.process_limit
+    memory_bytes = hardware.memory_bytes()
+    num_cores = hardware.num_cores()
     by_memory, by_cores = max(1, memory_bytes // WORKER_BYTES), PROCESSES_PER_CORE * num_cores
     per_core = f"{PROCESSES_PER_CORE} per core on {plural(num_cores, 'core')}"
     per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory_bytes / 2**30:.1f} GiB of memory"

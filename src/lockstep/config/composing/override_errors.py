@@ -98,10 +98,8 @@ def option_error(override: Override, options: Groups) -> Error | None:
     ]
     if key not in options or not unknown_options:
         return None
-    candidates, all_options = (
-        near_names(str(unknown_options[0]), options[key]),
-        ", ".join(options[key]),
-    )
+    candidates = near_names(str(unknown_options[0]), options[key])
+    all_options = ", ".join(options[key])
     hint = (
         f"did you mean {candidates[0]}? Choose from {all_options}"
         if candidates
@@ -119,10 +117,8 @@ def _option_hint(group: str, option: str) -> str:
     """Return the setting to write for an option of another framework or a network of a library."""
     option = option.lower()
     for library in ("torchvision", "timm") if group == "model" else ():
-        spec, function_name = (
-            find_spec(library),
-            option if library == "torchvision" else option.partition(".")[0],
-        )
+        spec = find_spec(library)
+        function_name = option if library == "torchvision" else option.partition(".")[0]
         paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()
         function = re.compile(
             rf"^@register_model\b.*\n(@.*\n)*def {re.escape(function_name)}\(", re.MULTILINE

@@ -113,10 +113,8 @@ def _changes(
     saved_tree: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None
 ) -> list[Error]:
     """Describe every frozen key whose value differs from that of the saved run."""
-    old_values, new_values = (
-        dict(_values(saved_tree)),
-        {**dict(_values(defaults or {})), **dict(_values(tree))},
-    )
+    old_values = dict(_values(saved_tree))
+    new_values = {**dict(_values(defaults or {})), **dict(_values(tree))}
     changed_keys = [
         key
         for key in {**old_values, **new_values}

@@ -126,10 +126,8 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     if one_input.dim() != 3 or not (
         one_input.dtype == torch.uint8 or one_input.is_floating_point()
     ):
-        problem, hint = (
-            shape_text(one_input),
-            "give an image (C, H, W), uint8 of 0 to 255 or floats",
-        )
+        problem = shape_text(one_input)
+        hint = "give an image (C, H, W), uint8 of 0 to 255 or floats"
         raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
     if isinstance(target, bool | int | np.generic | np.ndarray):
         target = torch.as_tensor(target)

@@ -219,11 +219,9 @@ class Decoding:
             pixels = self.open_cache()
             if pixels is not None:
                 return pixels
-            count, total, free = (
-                len(self.files),
-                self.num_bytes,
-                shutil.disk_usage(self.cache_folder).free,
-            )
+            count = len(self.files)
+            total = self.num_bytes
+            free = shutil.disk_usage(self.cache_folder).free
             if total > free:
                 raise self._no_space(
                     f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free"

@@ -129,10 +129,8 @@ def list_classes(
         )
     names, states = list(files), np.array(list(files.values()), np.int64)
     record = read_record(folder, names, states)
-    digest, origin = (
-        record.get("digest", digest_of(names, states)),
-        record.get("origin", str(folder.resolve())),
-    )
+    digest = record.get("digest", digest_of(names, states))
+    origin = record.get("origin", str(folder.resolve()))
     # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
     classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
     setting = f"data.root={root}"
@@ -397,10 +395,8 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
             f'data.root={root} has "{split_folders[0].name}" but no folder "train": {hint}.'
         )
     if other_folders:
-        folder_names, hint = (
-            _join_paths(other_folders),
-            "only train/, val/ and test/ are, rename or move the others",
-        )
+        folder_names = _join_paths(other_folders)
+        hint = "only train/, val/ and test/ are, rename or move the others"
         raise ValueError(
             f"data.root={root} has folders next to train/ that are not read, "
             f"{folder_names}: {hint}."

@@ -68,10 +68,8 @@ class RaggedTable:
 
     def __getitem__(self, row: int) -> Tensor:
         """Return an image (C, h, w), whose memory has the order (h, w, C)."""
-        (height, width), (start, end) = (
-            self.sizes[row].tolist(),
-            self._starts[row : row + 2].tolist(),
-        )
+        height, width = self.sizes[row].tolist()
+        start, end = self._starts[row : row + 2].tolist()
         return self._bytes[start:end].view(height, width, self.channels).permute(2, 0, 1)
 
 

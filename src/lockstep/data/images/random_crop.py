@@ -66,10 +66,8 @@ class RandomCrop:
             shape = narrow * (wide / narrow) ** of_shape
             new_height, new_width = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
             if 0 < new_height <= height and 0 < new_width <= width:
-                top, left = (
-                    int(numbers[0] * (height - new_height + 1)),
-                    int(numbers[1] * (width - new_width + 1)),
-                )
+                top = int(numbers[0] * (height - new_height + 1))
+                left = int(numbers[1] * (width - new_width + 1))
                 return top, left, new_height, new_width
         new_height = max(1, min(height, round(width / narrow)))
         new_width = max(1, min(width, round(height * wide)))

@@ -90,10 +90,8 @@ def dataset(
     missing_fractions = {
         split: fraction for split, fraction in fractions.items() if split not in datasets
     }
-    labels, groups = (
-        _labels(train),
-        {split: _groups(dataset, f"data.{split}") for split, dataset in datasets.items()},
-    )
+    labels = _labels(train)
+    groups = {split: _groups(dataset, f"data.{split}") for split, dataset in datasets.items()}
     if fold is not None and labels is None:
         problem = (
             "needs the class of each sample, "

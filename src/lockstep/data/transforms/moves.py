@@ -48,10 +48,8 @@ def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
         for of_x, of_y, offset in maps
     )
     # Pixels from outside are read from a border of zeros.
-    column, row = (
-        source_x.floor_().clamp_(-1, width).add_(1),
-        source_y.floor_().clamp_(-1, height).add_(1),
-    )
+    column = source_x.floor_().clamp_(-1, width).add_(1)
+    row = source_y.floor_().clamp_(-1, height).add_(1)
     position = row.mul_(width + 2).add_(column).long().flatten(1).unsqueeze(1)
     return (
         F.pad(images, (1,) * 4)

@@ -43,10 +43,8 @@ def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Return the curve that moves values away from the mean gray of the image, or toward it."""
     gray = _luma(images) if images.shape[1] == 3 else images
     # In float64, the sum is exact in any order.
-    sums, factors = (
-        gray.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1),
-        factors.unsqueeze(1),
-    )
+    sums = gray.flatten(1).sum(1, dtype=torch.float64).long().unsqueeze(1)
+    factors = factors.unsqueeze(1)
     # This computes floor((f x + (1000 - f) mean) / 1000) with the mean as a fraction. Rounding down
     # twice is the same as rounding down once.
     offsets = ((1000 - factors) * sums).div(gray[0].numel(), rounding_mode="floor")
