@@ -4,13 +4,14 @@
     python -m benchmarks.scale trainings
     python -m benchmarks.scale runs
     python -m benchmarks.scale trainings --images 1000000
+    python -m benchmarks.scale data --images 1000000
 
 Images are random JPEGs of 32x32 in the folders of ten classes, and a list with groups of five. Each
 way has processes of its own. Its time at the smallest size is the fixed cost, which is subtracted
 before a time is divided by the number of images, runs or trials above that size. Memory is the
 largest anonymous memory of one process, which excludes mapped files. A round takes three minutes
-on two cores, `trainings` with 1,000,000 images 25. To write and remove the images takes some
-minutes more.
+on two cores. With 1,000,000 images `trainings` takes 25 and `data` 30, and some minutes more to
+write and remove the images.
 """
 
 import csv
