@@ -67,7 +67,7 @@ class Fake:
         result: Callable[[dict[str, str]], float | None] = rate,
     ) -> None:
         path.mkdir(exist_ok=True)
-        self.ledger = Ledger.open(path, None, ())
+        self.ledger = Ledger.open(path)
         self.result = result
         _, parameters = separate_space([space], OPTIONS)
         drawn = distributions(parameters)
@@ -269,7 +269,7 @@ def test_study_of_other_objective(tmp_path: Path, directions: Any) -> None:
     """Two objectives: a study of an earlier version."""
     optuna.create_study(storage=journal(tmp_path), study_name="study", directions=directions)
     with pytest.raises(ConfigError, match="optimizes something else"):
-        study_in(Ledger.open(tmp_path, None, ()), {}, search_of(), ACCURACY)
+        study_in(Ledger.open(tmp_path), {}, search_of(), ACCURACY)
 
 
 @pytest.mark.full

@@ -115,7 +115,7 @@ class _Sweep:
         from lockstep.trials.ledger import Ledger
 
         if (changed_ns := modified_ns(self._folder.path / SWEEP)) != self._changed:
-            self._ledger = Ledger.open(self._folder.path, None, ())
+            self._ledger = Ledger.open(self._folder.path)
             self._config = table.config_of(self._ledger)
             self._table = None
             self._changed = changed_ns

@@ -154,4 +154,4 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
         raise ConfigError(
             Error("failed", "", "the sweep did not start", "its errors are printed above")
         )
-    return Ledger.open(path.resolve(), None, ())
+    return Ledger.open(path.resolve())

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +56,10 @@ class View:
                 f", {sweep_table.objective.name} {text(row.value)}" if row.value is not None else ""
             )
             elapsed = duration(time.monotonic() - self._since[trial.number])
-            line = f"Trial {trial.number} {state} after {elapsed}{value}: {self._describe(trial)}"
-            self._print_line(line, formatting.STYLES.get(state, "red"))
+            self._print_line(
+                f"Trial {trial.number} {state} after {elapsed}{value}: {self._describe(trial)}",
+                formatting.STYLES.get(state, "red"),
+            )
         if state == "failed":
             out = terminal(is_error=True)
             folder, log = trial.folder, trial.folder.path / LOG
@@ -87,17 +88,15 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
     """Print the table of the sweep in a folder, and the names of its files if it has them."""
     out = terminal()
     if settings := sweep_table.setting_texts:
-        columns = list(settings)
-        rows = list(zip(*settings.values(), strict=True))
-        setting_table = new_table(
-            _heads(columns, sweep_table),
-            rows[:MAX_ROWS],
+        columns, lines = list(settings[0]), [list(line.values()) for line in settings[:MAX_ROWS]]
+        right_columns = columns[columns.index("n") + 1 :]
+        _print(
+            new_table(_heads(columns, sweep_table), lines, out, right=right_columns),
+            len(settings),
             out,
-            right=columns[columns.index("n") + 1 :],
         )
-        _print(setting_table, len(rows), out)
         out.print()
-    _print(_trials(sweep_table, sweep_table.rows[:MAX_ROWS], out), len(sweep_table.rows), out)
+    _print(_trials(sweep_table, out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
         print_line(out, note, "red" if note.startswith("Trial ") else "")
     if sum(group.n > 1 for group in sweep_table.groups) > 1:
@@ -117,7 +116,7 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
 
     Raises ValueError before its first trial.
     """
-    ledger = Ledger.open(path, None, ())
+    ledger = Ledger.open(path)
     if is_json:
         print_json(table_facts(ledger, present_table(ledger)))
     else:
@@ -125,15 +124,17 @@ def show_sweep(path: Path, *, is_json: bool) -> int:
     return 0
 
 
-def _trials(sweep_table: Table, rows: tuple[Row, ...], out: Console) -> RichTable:
-    columns: dict[str, list[Any]] = {**replace(sweep_table, rows=rows).texts}
-    columns["state"] = [formatting.state(row.state) for row in rows]
+def _trials(sweep_table: Table, out: Console) -> RichTable:
     objective, keys, tests = sweep_table.objective.name, sweep_table.keys, sweep_table.tests
     order = ("trial", "state", objective, *keys, *tests[:1], "epoch", "time", *tests, "device")
-    column_names = [column for column in dict.fromkeys(order) if column in columns]
+    columns, rows = list(dict.fromkeys(order)), []
+    for line in sweep_table.lines[:MAX_ROWS]:
+        cells: dict[str, Any] = {column: text(value) for column, value in line.items()}
+        cells["state"] = formatting.state(line["state"])
+        cells["time"] = formatting.time(line["training_s"])
+        rows.append([cells[column] for column in columns])
     right_columns = ("trial", objective, *tests, "epoch", "time")
-    lines = zip(*(columns[column] for column in column_names), strict=True)
-    return new_table(_heads(column_names, sweep_table), lines, out, right=right_columns)
+    return new_table(_heads(columns, sweep_table), rows, out, right=right_columns)
 
 
 def _heads(columns: Sequence[str], sweep_table: Table) -> Sequence[str]:

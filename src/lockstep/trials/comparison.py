@@ -7,7 +7,6 @@ import functools
 import math
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -61,63 +60,50 @@ def compare_sweeps(arguments: Sequence[str], *, is_json: bool) -> int:
     sides = [side for side in all_sides if len(side.trials) > 1]
     # These are all pairs, because the same numbers chose the first setting.
     num_tests = math.comb(len(sides), 2)
-    adjusted_differences: list[tuple[str, int, Difference]] = []
+    rows: list[tuple[str, int, Difference]] = []
     for metric in sides[0].results if sides else ():
-        differences = [_difference(metric, sides[0], side) for side in sides[1:]]
-        differences_by_side = {
-            position: difference for position, difference in enumerate(differences, 1) if difference
-        }
-        adjusted_differences += [
-            (metric, position, difference)
-            for position, difference in zip(
-                differences_by_side, holm([*differences_by_side.values()], num_tests), strict=True
-            )
-        ]
-    if len({position for _, position, _ in adjusted_differences}) < max(1, len(sides) - 1):
+        differences = {}
+        for position, side in enumerate(sides[1:], 1):
+            if difference := _difference(metric, sides[0], side):
+                differences[position] = difference
+        adjusted = holm(list(differences.values()), num_tests)
+        rows += [(metric, *pair) for pair in zip(differences, adjusted, strict=True)]
+    if len({position for _, position, _ in rows}) < max(1, len(sides) - 1):
         requirement = (
             "compare needs settings with a common metric, "
             "each of two or more finished seeds or folds"
         )
-        side_descriptions = (
+        descriptions = [
             f"{side}, metrics: {', '.join(side.results) or 'none'}" for side in all_sides
-        )
-        raise ValueError(f"{requirement}: {'; '.join(side_descriptions)}.")
+        ]
+        raise ValueError(f"{requirement}: {'; '.join(descriptions)}.")
     settings = comparison.differences([next(iter(side.trials.values())) for side in sides])
     settings = [(key, values) for key, values in settings if key not in REPEATS]
     if is_json:
         keys = "name", "num_trials", "num_groups", "results"
-        side_facts = [{key: getattr(side, key) for key in keys} for side in all_sides]
-        difference_facts = [
-            {"metric": metric, "second": sides[position].name, **difference._asdict()}
-            for metric, position, difference in adjusted_differences
-        ]
-        print_json(
-            {
-                "settings": dict(settings),
-                "num_tests": num_tests,
-                "sides": side_facts,
-                "differences": difference_facts,
-            }
-        )
+        facts = {
+            "settings": dict(settings),
+            "num_tests": num_tests,
+            "sides": [{key: getattr(side, key) for key in keys} for side in all_sides],
+            "differences": [
+                {"metric": metric, "second": sides[position].name, **difference._asdict()}
+                for metric, position, difference in rows
+            ],
+        }
+        print_json(facts)
         return 0
     out = terminal()
     marks = map(comparison.letter, range(len(sides)))
     for side in all_sides:
-        print_line(out, f"{next(marks) if len(side.trials) > 1 else '-'}  {side}")
+        print_line(out, f"{next(marks) if side in sides else '-'}  {side}")
     if len(arguments) > 1:
         comparison.show_settings(settings)
     out.print()
-    for metric, position, difference in adjusted_differences:
+    for metric, position, difference in rows:
         results = _comparable_results(metric, sides[0], sides[position])
-        means = " and ".join(
-            measure(statistics.fmean(side_results.values())) for side_results in results
-        )
-        sentence = describe_difference(
-            difference,
-            comparison.letter(position),
-            sides[0].over,
-            is_max=sides[0].is_max.get(metric),
-        )
+        means = " and ".join(measure(statistics.fmean(values.values())) for values in results)
+        is_max, second = sides[0].is_max.get(metric), comparison.letter(position)
+        sentence = describe_difference(difference, second, sides[0].over, is_max=is_max)
         print_line(out, f"{metric} {means}: {sentence}")
     if num_tests > 1:
         print_line(out, f"p is adjusted for all {num_tests} pairs (Holm), the intervals are not.")
@@ -140,40 +126,33 @@ def _sides(argument: str) -> list[Side]:
         for condition in re.split(r",(?=[\w./@+~-]+=)", conditions_text)
         if condition
     }
-    sweep_table = present_table(Ledger.open(Path(path).resolve(), None, ()))
+    sweep_table = present_table(Ledger.open(Path(path).resolve()))
     over = FOLD if FOLD in sweep_table.keys else "seed"
     objective = sweep_table.objective
     of_test = objective.name.replace("val/", "test/")
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
     sides, side_names = [], []
-    for settings, rows in sweep_table.repeated:
-        side_names.append(
-            (
-                f"{path}:{','.join(f'{key}={text(value)}' for key, value in settings.items())}"
-            ).removesuffix(":")
-        )
-        row_settings = {
-            (key, value) for key, value in rows[0].settings.items() if key not in REPEATS
-        }
-        if not conditions <= row_settings | {(key, text(value)) for key, value in row_settings}:
+    for settings, all_rows in sweep_table.repeated:
+        setting_texts = [f"{key}={text(value)}" for key, value in settings.items()]
+        side_names.append(f"{path}:{','.join(setting_texts)}".removesuffix(":"))
+        rows = [row for row in all_rows if row.state == "finished"]
+        typed = {(key, value) for key, value in all_rows[0].settings.items() if key not in REPEATS}
+        if not conditions <= typed | {(key, text(value)) for key, value in typed}:
             continue
-        trials, measurements = {}, defaultdict(lambda: defaultdict(list))
-        finished_rows = [row for row in rows if row.state == "finished"]
-        for row in finished_rows:
-            trials[row.settings.get(over, "")] = row.trial.folder
-            for metric, value in {objective.name: row.value, **row.tests}.items():
-                if value is not None:
-                    measurements[metric][row.settings.get(over, "")].append(value)
-        results = {
-            metric: {
-                key: statistics.fmean(repeated_values)
-                for key, repeated_values in values_by_repetition.items()
-            }
-            for metric, values_by_repetition in measurements.items()
-        }
-        num_groups = num_tested_groups(finished_rows) if over == FOLD else 0
+        results = {}
+        for metric, column in sweep_table.measurements(rows).items():
+            if values := sweep_table.repetitions(rows, column):
+                results[metric] = values
         sides.append(
-            Side(side_names[-1], REPEATS[over], len(rows), trials, results, is_max, num_groups)
+            Side(
+                side_names[-1],
+                REPEATS[over],
+                len(all_rows),
+                {row.settings.get(over, ""): row.trial.folder for row in rows},
+                results,
+                is_max,
+                num_tested_groups(rows) if over == FOLD else 0,
+            )
         )
     if not sides:
         raise ValueError(
@@ -190,9 +169,8 @@ def _comparable_results(
     common_keys = [key for key in first_results if key in second_results]
     if len(common_keys) < 2:
         return first_results, second_results
-    return {key: first_results[key] for key in common_keys}, {
-        key: second_results[key] for key in common_keys
-    }
+    first_common = {key: first_results[key] for key in common_keys}
+    return first_common, {key: second_results[key] for key in common_keys}
 
 
 def _difference(metric: str, first: Side, second: Side) -> Difference | None:
@@ -210,17 +188,17 @@ def _difference(metric: str, first: Side, second: Side) -> Difference | None:
         return None
     for fold in first_results if are_folds else ():
         if _images(first.trials[fold]) != _images(second.trials[fold]):
-            problem = f"fold {fold} of {first.name} and of {second.name} has different images"
             raise ValueError(
-                f"{problem}: compare folds of the same data, data.folds and data.split_seed."
+                f"fold {fold} of {first.name} and of {second.name} has different "
+                "images: compare folds of the same data, data.folds and data.split_seed."
             )
+    first_values, second_values = [*first_results.values()], [*second_results.values()]
     if are_paired:
-        difference = paired_test(
-            [second_results[key] - first_results[key] for key in first_results], are_folds=are_folds
-        )
+        pairs = zip(first_values, second_values, strict=True)
+        difference = paired_test([second - first for first, second in pairs], are_folds=are_folds)
     else:
-        difference = unpaired_test([*first_results.values()], [*second_results.values()])
-    return bounded(difference, metric, [*first_results.values(), *second_results.values()])
+        difference = unpaired_test(first_values, second_values)
+    return bounded(difference, metric, first_values + second_values)
 
 
 @functools.cache

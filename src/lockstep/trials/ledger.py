@@ -65,7 +65,7 @@ class Ledger:
     trials: list[Trial] = field(default_factory=list)
 
     @classmethod
-    def open(cls, path: Path, name: str | None, command: Sequence[str]) -> "Ledger":
+    def open(cls, path: Path, name: str | None = None, command: Sequence[str] = ()) -> "Ledger":
         """Read the ledger of a folder, or create an empty one.
 
         Raises ValueError if it cannot be read.
@@ -76,9 +76,13 @@ class Ledger:
         try:
             ledger = cls(path, record["name"], tuple(record["command"]))
             for entry in record["trials"]:
-                folder = RunFolder(path / entry["folder"])
                 ledger.trials.append(
-                    Trial(entry["number"], tuple(entry["overrides"]), folder, entry["device"])
+                    Trial(
+                        entry["number"],
+                        tuple(entry["overrides"]),
+                        RunFolder(path / entry["folder"]),
+                        entry["device"],
+                    )
                 )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path / SWEEP} is not a sweep ledger") from error
@@ -101,27 +105,29 @@ class Ledger:
 
     def add(self, overrides: Sequence[str], subdir: str) -> Trial:
         """Add a trial with the next number. Raises ConfigError if another trial has its folder."""
-        folder = RunFolder(self.path / subdir)
-        existing_number = next(
-            (trial.number for trial in self.trials if trial.folder == folder), None
-        )
-        if existing_number is not None:
-            raise ConfigError(
-                Error(
-                    "conflict",
-                    f"hydra.sweep.subdir={subdir}",
-                    f"is already the folder of trial {existing_number}",
+        new_trial = Trial(self.next_number, tuple(overrides), RunFolder(self.path / subdir))
+        for trial in self.trials:
+            if trial.folder == new_trial.folder:
+                raise ConfigError(
+                    Error(
+                        "conflict",
+                        f"hydra.sweep.subdir={subdir}",
+                        f"is already the folder of trial {trial.number}",
+                    )
                 )
-            )
-        trial = Trial(self.next_number, tuple(overrides), folder)
-        self.trials.append(trial)
-        return trial
+        self.trials.append(new_trial)
+        return new_trial
 
     def write(self) -> None:
-        entries = []
-        for trial in self.trials:
-            entry = {"number": trial.number, "overrides": trial.overrides, "device": trial.device}
-            entries.append(entry | {"folder": str(trial.folder.path.relative_to(self.path))})
+        entries = [
+            {
+                "number": trial.number,
+                "overrides": trial.overrides,
+                "device": trial.device,
+                "folder": str(trial.folder.path.relative_to(self.path)),
+            }
+            for trial in self.trials
+        ]
         record = {
             "name": self.name,
             "command": self.command,
@@ -167,21 +173,25 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     """
     try:
         permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
-        trial_folders = [
+        run_folders = [
             trial.folder
-            for trial in Ledger.open(folder.path, None, ()).trials
+            for trial in Ledger.open(folder.path).trials
             if trial.folder.config.exists()
         ]
-        for run_folder in (folder, *trial_folders):
+        for run_folder in (folder, *run_folders):
             if is_trusted:
                 run_folder.claim()
             permissions.need_made_here(run_folder, naming.ADOPT)
     except PermissionError as error:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
-        file = naming.display_path(folder.path / SWEEP)
         raise ConfigError(
-            Error("damaged", file, f"cannot be read ({error})", "choose another sweep.name")
+            Error(
+                "damaged",
+                naming.display_path(folder.path / SWEEP),
+                f"cannot be read ({error})",
+                "choose another sweep.name",
+            )
         ) from error
 
 
@@ -190,10 +200,11 @@ def command_of(overrides: Sequence[str]) -> list[str]:
 
     How, where and how long it runs may change.
     """
-    last_overrides = (
-        override for override in _last(overrides) if not override.startswith("search.num_trials=")
-    )
-    return [override for override in last_overrides if group_of(override) not in FREE]
+    return [
+        override
+        for override in _last(overrides)
+        if group_of(override) not in FREE and not override.startswith("search.num_trials=")
+    ]
 
 
 def trial_of(overrides: Sequence[str]) -> list[str]:

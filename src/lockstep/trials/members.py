@@ -22,7 +22,7 @@ def members(name: str, *, is_flipped: bool) -> tuple[list[RunFolder], str]:
     if sweep is None:
         average = "Average of each image and its mirror image" if is_flipped else ""
         return [naming.find(name)], average
-    table = present_table(Ledger.open(sweep, None, ()))
+    table = present_table(Ledger.open(sweep))
     settings, rows = table.repeated[0]
     if table.objective.is_last and len(table.repeated) > 1:
         raise ValueError(

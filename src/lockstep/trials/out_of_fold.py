@@ -20,7 +20,7 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
 
     Returns the lines to print.
     """
-    lines: list[str] = []
+    lines = []
     for path, rows in _files(ledger, sweep_table):
         try:
             folders = _tested(rows)
@@ -28,12 +28,11 @@ def join(ledger: Ledger, sweep_table: Table) -> list[str]:
             lines.append(f"{path.name} is not written: {error}")
             continue
         if folders:
-            fold_tables = [
-                read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES).partition(b"\n")
-                for folder in folders
-            ]
             with atomic_file(path) as file:
-                file.write(b"".join([*fold_tables[0][:2], *(body for *_, body in fold_tables)]))
+                for position, folder in enumerate(folders):
+                    content = read_bytes(folder.fold_rows, MAX_UNPACKED_BYTES)
+                    # Only the first table keeps its head.
+                    file.write(content.partition(b"\n")[2] if position else content)
             lines.append(f"Out-of-fold predictions: {display_path(path)}")
     return lines
 
@@ -47,7 +46,7 @@ def refresh(folder: RunFolder, *, is_silent: bool) -> None:
     if not (sweep.path / SWEEP).is_file() or sweep.is_locked():
         return
     try:
-        ledger = Ledger.open(sweep.path, None, ())
+        ledger = Ledger.open(sweep.path)
         lines = join(ledger, present_table(ledger))
     except (OSError, ValueError) as error:  # A finished run must not fail.
         lines = [
@@ -63,13 +62,13 @@ def of_best(sweep: Path) -> list[RunFolder]:
 
     Raises ValueError if there is none, or one is not tested.
     """
-    ledger = Ledger.open(sweep, None, ())
+    ledger = Ledger.open(sweep)
     _, rows = next(_files(ledger, present_table(ledger)), (None, []))
     folders = _tested(rows)
     if not folders:
-        problem = f"{display_path(sweep)} has no predictions of all folds"
         raise ValueError(
-            f"{problem}: finish a classification over data.folds=5 data.fold=0,1,2,3,4, "
+            f"{display_path(sweep)} has no predictions of all folds: finish a "
+            "classification over data.folds=5 data.fold=0,1,2,3,4, "
             "or give a run."
         )
     return folders
@@ -80,14 +79,10 @@ def _tested(rows: Sequence[Row]) -> list[RunFolder]:
 
     Raises ValueError if their images are not the same.
     """
-    folders = [
-        row.trial.folder for row in rows if row.tests and row.trial.folder.fold_rows.exists()
-    ]
-    if (
-        not folders
-        or len(folders) < len(rows)
-        or len(rows) != config_file.load(folders[0].config).data.folds
-    ):
+    folders = [row.trial.folder for row in rows]
+    if not all(row.tests and row.trial.folder.fold_rows.exists() for row in rows):
+        return []
+    if not folders or len(folders) != config_file.load(folders[0].config).data.folds:
         return []
     if len({tuple(names(folder, "train", "val", "test")) for folder in folders}) > 1:
         raise ValueError("the images changed between the folds. Use another sweep.name")

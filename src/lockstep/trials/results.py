@@ -83,18 +83,15 @@ def row_of(
         tree = config_file.load_tree(trial.folder.config)
         settings = {key: str(at(tree, key.split("."))) for key in keys} | settings
     summary = read_summary(trial.folder)
-    training_s = summary.get("training_s", facts.get("elapsed_s"))
     num_groups = at(summary, ["groups", "test"])
-    value, loss = objective.value_in(trial.folder), best_epoch(trial.folder, objective).get(LOSS)
-    tests, num_groups = read_tests(trial.folder), num_groups if is_number(num_groups) else 0
     return Row(
         trial,
         settings,
         live_state or state_of(facts),
-        value,
-        loss,
-        tests,
-        training_s,
+        objective.value_in(trial.folder),
+        best_epoch(trial.folder, objective).get(LOSS),
+        read_tests(trial.folder),
+        summary.get("training_s", facts.get("elapsed_s")),
         facts,
-        num_groups,
+        num_groups if is_number(num_groups) else 0,
     )

@@ -3,7 +3,6 @@
 It has the trials, the best first, with the settings in which they differ.
 """
 
-import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.monitoring.formatting import epochs, text, time
+from lockstep.monitoring.formatting import epochs, text
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
@@ -55,12 +54,14 @@ class Group(NamedTuple):
     @property
     def repetitions(self) -> str:
         """`5 seeds`, `4 seeds, 1 missing`, `5 folds of 3 seeds`, or `5 folds, 120 groups`."""
-        counts = [plural(self.n, self.over.removesuffix("s"))]
+        counts = plural(self.n, self.over.removesuffix("s"))
         if self.is_complete and self.over != "seeds" and self.n != self.num_trials:
-            counts[0] += f" of {self.num_trials / self.n:g} seeds"
-        counts += [plural(self.num_groups, "group")] if self.num_groups else []
-        counts += [] if self.is_complete else [f"{self.num_trials - len(self.trials)} missing"]
-        return ", ".join(counts)
+            counts += f" of {self.num_trials / self.n:g} seeds"
+        if self.num_groups:
+            counts += f", {plural(self.num_groups, 'group')}"
+        if not self.is_complete:
+            counts += f", {self.num_trials - len(self.trials)} missing"
+        return counts
 
 
 @dataclass(frozen=True)
@@ -78,53 +79,41 @@ class Table:
         return tuple(dict.fromkeys(metric for row in self.rows for metric in row.tests))
 
     @property
-    def columns(self) -> dict[str, list[Any]]:
-        """The columns of table.csv by their heads."""
-        rows = self.rows
-        return {
-            "trial": [row.trial.number for row in rows],
-            **{key: [row.settings.get(key) for row in rows] for key in self.keys},
-            "state": [row.state for row in rows],
-            "device": [row.trial.device for row in rows],
-            "epoch": [epochs(row.facts) for row in rows],
-            self.objective.name: [row.value for row in rows],
-            **{metric: [row.tests.get(metric) for row in rows] for metric in self.tests},
-            "training_s": [row.training_s for row in rows],
-            "folder": [str(row.trial.folder.path) for row in rows],
-            "reason": [row.facts.get("reason", "") for row in rows],
-        }
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of table.csv by column."""
+        return [
+            {
+                "trial": row.trial.number,
+                **{key: row.settings.get(key) for key in self.keys},
+                "state": row.state,
+                "device": row.trial.device,
+                "epoch": epochs(row.facts),
+                self.objective.name: row.value,
+                **{metric: row.tests.get(metric) for metric in self.tests},
+                "training_s": row.training_s,
+                "folder": str(row.trial.folder.path),
+                "reason": row.facts.get("reason", ""),
+            }
+            for row in self.rows
+        ]
 
     @property
-    def texts(self) -> dict[str, list[str]]:
-        columns = {
-            column: values
-            for column, values in self.columns.items()
-            if column not in ("folder", "reason")
-        }
-        times = columns.pop("training_s")
-        return {column: list(map(text, values)) for column, values in columns.items()} | {
-            "time": list(map(time, times))
-        }
-
-    @property
-    def setting_texts(self) -> dict[str, list[str]]:
-        """The columns of the settings as text, which are empty if no setting is repeated."""
+    def setting_texts(self) -> list[dict[str, str]]:
+        """The lines of the settings by column, of which there are none if none is repeated."""
         groups = self.groups if self.is_repeated else []
-        if not groups:
-            return {}
         metrics = dict.fromkeys(metric for group in groups for metric in group.tests)
-        return {
-            **{key: [text(group.settings[key]) for group in groups] for key in groups[0].settings},
-            "n": [group.repetitions for group in groups],
-            self.objective.name: [text(group.mean) for group in groups],
-            INTERVAL: [_interval(group.low, group.high) for group in groups],
-            **{
-                metric: [_test_text(group.tests.get(metric)) for group in groups]
-                for metric in metrics
-            },
-            # This column is last, because a narrow terminal shows the first columns.
-            f"deviation of {self.objective.name}": [text(group.deviation) for group in groups],
-        }
+        return [
+            {
+                **{key: text(value) for key, value in group.settings.items()},
+                "n": group.repetitions,
+                self.objective.name: text(group.mean),
+                INTERVAL: _interval(group.low, group.high),
+                **{metric: _test_text(group.tests.get(metric)) for metric in metrics},
+                # This column is last, because a narrow terminal shows the first columns.
+                f"deviation of {self.objective.name}": text(group.deviation),
+            }
+            for group in groups
+        ]
 
     @cached_property
     def is_repeated(self) -> bool:
@@ -150,38 +139,26 @@ class Table:
         from lockstep.trials.differences import bounded, spread
 
         groups, are_folds = [], self.over == REPEATS[FOLD]
-        for settings, rows in self.repeated:
-            if finished_rows := [row for row in rows if row.result is not None]:
-                columns = {
-                    metric: [row.tests.get(metric) for row in finished_rows]
-                    for metric in self.tests
-                }
-                columns[self.objective.name] = [row.result for row in finished_rows]
-                complete_columns = {
-                    metric: self._repetitions(finished_rows, values)
-                    for metric, values in columns.items()
-                    if None not in values
-                }
-                spreads = {
-                    metric: bounded(spread(values, are_folds=are_folds), metric, values)
-                    for metric, values in complete_columns.items()
-                }
-                objective_spread = spreads.pop(self.objective.name)
-                tests = {metric: test_spread._asdict() for metric, test_spread in spreads.items()}
-                numbers = tuple(row.trial.number for row in finished_rows)
-                num_trials = max(len(rows), self._min_trials)
-                num_groups = num_tested_groups(finished_rows) if are_folds else 0
-                groups.append(
-                    Group(
-                        settings,
-                        numbers,
-                        num_trials,
-                        self.over,
-                        *objective_spread,
-                        tests=tests,
-                        num_groups=num_groups,
-                    )
+        for settings, all_rows in self.repeated:
+            rows = [row for row in all_rows if row.result is not None]
+            if not rows:
+                continue
+            spreads = {}
+            for metric, column in self.measurements(rows).items():
+                if None not in column:
+                    values = [*self.repetitions(rows, column).values()]
+                    spreads[metric] = bounded(spread(values, are_folds=are_folds), metric, values)
+            groups.append(
+                Group(
+                    settings,
+                    tuple(row.trial.number for row in rows),
+                    max(len(all_rows), self._min_trials),
+                    self.over,
+                    *spreads.pop(self.objective.name),
+                    tests={metric: test._asdict() for metric, test in spreads.items()},
+                    num_groups=num_tested_groups(rows) if are_folds else 0,
                 )
+            )
         return groups
 
     @cached_property
@@ -193,14 +170,12 @@ class Table:
         """
 
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
-            rows, results = item[1], [row.result for row in item[1]]
-            value, loss = (
-                self._mean(rows, column) for column in (results, [row.loss for row in rows])
-            )
-            rank_of_mean = rank(value, loss, is_max=self.objective.is_max)
+            _, rows = item
+            results = [row.result for row in rows]
+            loss = self._mean(rows, [row.loss for row in rows])
             return (
                 None in results or len(results) < self._min_trials,
-                rank_of_mean,
+                rank(self._mean(rows, results), loss, is_max=self.objective.is_max),
                 min(row.trial.number for row in rows),
             )
 
@@ -214,26 +189,28 @@ class Table:
         """
         return 2 if self.is_repeated else 1
 
-    def _repetitions(self, rows: Sequence[Row], values: Sequence[float | None]) -> list[float]:
-        """Return the known values of seeds, or the means of folds over their seeds.
+    def measurements(self, rows: Sequence[Row]) -> dict[str, list[float | None]]:
+        """Return the objective and the metrics of the test, with a value for each row."""
+        columns = {metric: [row.tests.get(metric) for row in rows] for metric in self.tests}
+        return {self.objective.name: [row.value for row in rows], **columns}
+
+    def repetitions(self, rows: Sequence[Row], values: Sequence[float | None]) -> dict[str, float]:
+        """Return the known values by seed, or their means over the seeds by fold.
 
         A seed counts once.
         """
         values_by_seed = {
-            (row.settings.get(FOLD), row.settings.get("seed")): value
+            (row.settings.get(FOLD, ""), row.settings.get("seed", "")): value
             for row, value in zip(rows, values, strict=True)
             if value is not None
         }
-        values_by_repetition: dict[Any, list[float]] = defaultdict(list)
+        repetitions = defaultdict[str, list[float]](list)
         for (fold, seed), value in values_by_seed.items():
-            values_by_repetition[fold if FOLD in self.keys else seed].append(value)
-        return [
-            statistics.fmean(repetition_values)
-            for repetition_values in values_by_repetition.values()
-        ]
+            repetitions[fold if FOLD in self.keys else seed].append(value)
+        return {key: statistics.fmean(seed_values) for key, seed_values in repetitions.items()}
 
     def _mean(self, rows: Sequence[Row], values: Sequence[float | None]) -> float | None:
-        repetition_values = self._repetitions(rows, values)
+        repetition_values = [*self.repetitions(rows, values).values()]
         return statistics.fmean(repetition_values) if repetition_values else None
 
     def group_rows(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
@@ -250,15 +227,16 @@ class Table:
     @property
     def notes(self) -> list[str]:
         """The lines below the table: a warning about single trials, and failed trials."""
-        notes = []
-        if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
-            notes.append(
-                "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
-            )
-        failed = [row for row in self.rows if row.state == "failed"]
-        return notes + [
-            f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}" for row in failed
+        notes = [
+            f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}"
+            for row in self.rows
+            if row.state == "failed"
         ]
+        if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
+            notes.insert(
+                0, "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
+            )
+        return notes
 
 
 def num_tested_groups(rows: Sequence[Row]) -> int:
@@ -276,21 +254,17 @@ def table(
 ) -> Table:
     """Return the table of a ledger.
 
-    `live_states` has states by number. `cache` has the rows of other trials.
+    `live_states` has states by number. `cache` has the rows of trials that have not changed.
     """
-    row_cache = {} if cache is None else cache
-    keys = differing_keys(ledger.trials)
+    rows_by_number = {} if cache is None else cache
+    keys, rows = differing_keys(ledger.trials), []
     repeats = [key for key in REPEATS if key in keys]
     for trial in ledger.trials:
-        if (
-            trial.number in live_states
-            or trial.number not in row_cache
-            or not row_cache[trial.number].settings.keys() >= {*repeats}
-        ):
-            row_cache[trial.number] = row_of(
-                trial, objective, live_states.get(trial.number), repeats
-            )
-    rows = [row_cache[trial.number] for trial in ledger.trials]
+        row = rows_by_number.get(trial.number)
+        if row is None or not row.settings.keys() >= {*repeats}:
+            row = row_of(trial, objective, live_states.get(trial.number), repeats)
+            rows_by_number[trial.number] = row
+        rows.append(row)
 
     def order(row: Row) -> tuple[Any, ...]:
         return (
@@ -302,10 +276,10 @@ def table(
     sweep_table = Table(objective, keys, tuple(sorted(rows, key=order)), is_search)
     if not sweep_table.is_repeated:
         return sweep_table
-    groups = (
-        sorted(members, key=lambda row: row.trial.number) for _, members in sweep_table.repeated
-    )
-    return replace(sweep_table, rows=tuple(itertools.chain(*groups)))
+    rows = []
+    for _, members in sweep_table.repeated:
+        rows += sorted(members, key=lambda row: row.trial.number)
+    return replace(sweep_table, rows=tuple(rows))
 
 
 def present_table(ledger: Ledger) -> Table:
@@ -322,24 +296,19 @@ def config_of(ledger: Ledger) -> Config:
 
     Raises ValueError if there is none yet.
     """
-    file = next(
-        (trial.folder.config for trial in ledger.trials if trial.folder.config.exists()), None
+    for trial in ledger.trials:
+        if trial.folder.config.exists():
+            return config_file.load(trial.folder.config)
+    raise ValueError(
+        f"{display_path(ledger.path)} is a sweep without a trial yet: lockstep jobs "
+        "show shows its job."
     )
-    if file is None:
-        path = display_path(ledger.path)
-        raise ValueError(
-            f"{path} is a sweep without a trial yet: lockstep jobs show shows its job."
-        )
-    return config_file.load(file)
 
 
 def differing_keys(trials: Sequence[Trial]) -> tuple[str, ...]:
     """Return the keys whose values differ between the trials, in the order of the command."""
-    settings = [trial.typed for trial in trials]
-    keys = dict.fromkeys(key for run_settings in settings for key in run_settings)
-    return tuple(
-        key for key in keys if len({run_settings.get(key) for run_settings in settings}) > 1
-    )
+    keys = dict.fromkeys(key for trial in trials for key in trial.typed)
+    return tuple(key for key in keys if len({trial.typed.get(key) for trial in trials}) > 1)
 
 
 def description(trial: Trial, trials: Sequence[Trial]) -> str:
@@ -348,33 +317,27 @@ def description(trial: Trial, trials: Sequence[Trial]) -> str:
     For a single trial these are all settings.
     """
     keys = differing_keys(trials) or trial.settings
-    return (
-        " ".join(f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings)
-        or "the defaults"
-    )
+    settings = [f"{key}={text(trial.settings[key])}" for key in keys if key in trial.settings]
+    return " ".join(settings) or "the defaults"
 
 
 def write(ledger: Ledger, sweep_table: Table) -> None:
     """Write table.csv and table.json into the folder of the sweep."""
-    columns = sweep_table.columns
-    lines = list(zip(*columns.values(), strict=True))
-    write_atomically(ledger.path / f"{STEM}.csv", csv_text([list(columns), *lines]))
+    lines = sweep_table.lines
+    rows = [list(line) for line in lines[:1]] + [list(line.values()) for line in lines]
+    write_atomically(ledger.path / f"{STEM}.csv", csv_text(rows))
     write_atomically(ledger.path / f"{STEM}.json", to_json(table_facts(ledger, sweep_table)) + "\n")
 
 
 def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
     """Return the content of table.json."""
-    columns, best = sweep_table.columns, sweep_table.best
+    best, objective = sweep_table.best, sweep_table.objective
     return {
         "name": ledger.name,
         "command": list(ledger.command),
         "best_trials": best.trials if best is not None else (),
-        "objectives": {
-            sweep_table.objective.name: "max" if sweep_table.objective.is_max else "min"
-        },
-        "trials": [
-            dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)
-        ],
+        "objectives": {objective.name: "max" if objective.is_max else "min"},
+        "trials": sweep_table.lines,
         "groups": [group._asdict() for group in sweep_table.groups],
     }
 

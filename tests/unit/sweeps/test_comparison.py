@@ -47,7 +47,7 @@ def sweep(
     Trials without a value are running.
     """
     path.mkdir()
-    ledger = Ledger.open(path, None, ())
+    ledger = Ledger.open(path)
     for number, (words, best) in enumerate(trials.items()):
         folder = ledger.add(words.split(), str(number)).folder
         folder.path.mkdir()
