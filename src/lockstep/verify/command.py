@@ -6,7 +6,7 @@ and resumed with another number of workers.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +94,7 @@ def run_verification(
         exit_with(error)
     signals = SignalList()
     with signals.handle_signals(), tempfile.TemporaryDirectory(prefix="lockstep-verify-") as path:
-        return Verification(Path(path), config, signals).run()
+        return _verify_variants(Path(path), config, signals)
 
 
 def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bits: bool) -> Config:
@@ -116,10 +116,12 @@ def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bit
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
     if is_by_bits and count < MAX_WORKERS:
-        problem = f"is less than the {MAX_WORKERS} workers of lockstep verify"
         raise ConfigError(
             Error(
-                "range", f"trainer.virtual_shards={count}", problem, f"use at least {MAX_WORKERS}"
+                "range",
+                f"trainer.virtual_shards={count}",
+                f"is less than the {MAX_WORKERS} workers of lockstep verify",
+                f"use at least {MAX_WORKERS}",
             )
         )
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
@@ -130,14 +132,14 @@ def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bit
         "virtual_shards": count if is_by_bits else None,
         # Even with one step per epoch, one step follows the interruption.
         "max_epochs": NUM_EPOCHS + config.optimizer.is_newton,
-        **{"num_nodes": 1, "devices": 1, "worker_weights": None},
-        **{
-            "graph": False,
-            "log_every_n_steps": 1,
-            "check_val_every_n_epoch": 1,
-            "max_time_s": None,
-            "profiler": None,
-        },
+        "num_nodes": 1,
+        "devices": 1,
+        "worker_weights": None,
+        "graph": False,
+        "log_every_n_steps": 1,
+        "check_val_every_n_epoch": 1,
+        "max_time_s": None,
+        "profiler": None,
     }
     tree["strategy"] |= {"name": "cpu", "interface": None}
     tree |= {"silent": True, "compile": False, "logger": {}, "scale_with_workers": False}
@@ -145,125 +147,107 @@ def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bit
     return build.resolve_config(validation.check_tree(tree))
 
 
-class Verification:
-    """Trains one configuration in every variant, in folders below `path`, and compares them."""
+def _verify_variants(path: Path, config: Config, signals: SignalList) -> int:
+    """Train in every variant, in folders below `path`, and compare. Returns the exit code."""
+    trainer, is_by_bits = config.trainer, config.trainer.virtual_shards is not None
+    variants = [variant for variant in VARIANTS if is_by_bits or variant != OF_ONE_THREAD]
+    folders = {variant: RunFolder(path / str(number)) for number, variant in enumerate(variants)}
+    uses_gpus = hardware.num_visible_gpus() >= MAX_WORKERS
+    precision = "its precision" if trainer.precision == "auto" else trainer.precision
+    shards = f" with {trainer.virtual_shards} virtual shards" if is_by_bits else ""
+    devices = "GPUs" if uses_gpus else "CPU processes"
+    print_line(
+        terminal(),
+        f"Training {trainer.max_epochs} epochs of up to {NUM_STEPS} steps of "
+        f"{plural(config.global_batch_size, 'sample')} in {precision}{shards}, on "
+        f"{devices}: with 1 worker, and in {len(variants) - 1} other ways ...",
+    )
+    failures: dict[str, str] = {}
+    for variant, folder in folders.items():
+        code = _train(folder, config, VARIANTS[variant], signals, uses_gpus=uses_gpus)
+        if code not in (0, EXIT_FAILED, EXIT_CONFIG):
+            return code
+        if code:
+            failures[variant] = folder.failure_cause() or "it ended without an error message"
+        if ALONE in failures:
+            if code == EXIT_CONFIG:
+                exit_with(ConfigError(*errors_of(failures[ALONE])))
+            json_output.fail(f"{ALONE}: {failures[ALONE]}")
+            return EXIT_FAILED
+    return _report(folders, failures, is_by_bits=is_by_bits)
 
-    def __init__(self, path: Path, config: Config, signals: SignalList) -> None:
-        self._path = path
-        self._config = config
-        self._signals = signals
-        self._is_by_bits = config.trainer.virtual_shards is not None
-        self._others = [
-            variant
-            for variant in VARIANTS
-            if variant != ALONE and (self._is_by_bits or variant != OF_ONE_THREAD)
-        ]
-        self._uses_gpus = hardware.num_visible_gpus() >= MAX_WORKERS
-        self._out = terminal()
 
-    def run(self) -> int:
-        devices = "GPUs" if self._uses_gpus else "CPU processes"
-        epochs = self._config.trainer.max_epochs
-        size = plural(self._config.global_batch_size, "sample")
-        steps = f"{epochs} epochs of up to {NUM_STEPS} steps of {size}"
-        trainer = self._config.trainer
-        ways = f"with 1 worker, and in {len(self._others)} other ways"
-        precision = "its precision" if trainer.precision == "auto" else trainer.precision
-        shards = f" with {trainer.virtual_shards} virtual shards" if self._is_by_bits else ""
-        print_line(self._out, f"Training {steps} in {precision}{shards}, on {devices}: {ways} ...")
-        failures: dict[str, str] = {}
-        for variant in (ALONE, *self._others):
-            code = self._train(variant)
-            if code not in (0, EXIT_FAILED, EXIT_CONFIG):
-                return code
-            if code:
-                failures[variant] = (
-                    self._folder(variant).failure_cause() or "it ended without an error message"
-                )
-            if ALONE in failures:
-                if code == EXIT_CONFIG:
-                    exit_with(ConfigError(*errors_of(failures[ALONE])))
-                json_output.fail(f"{ALONE}: {failures[ALONE]}")
-                return EXIT_FAILED
-        return self._report(failures)
+def _train(
+    folder: RunFolder,
+    config: Config,
+    parts: Sequence[Part],
+    signals: SignalList,
+    *,
+    uses_gpus: bool,
+) -> int:
+    folder.checkpoints.mkdir(parents=True)
+    checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(config.init_from))
+    for number, part in enumerate(parts):
+        tree, num_workers = config_file.to_tree(config), len(part.worker_weights)
+        worker_weights = list(part.worker_weights) if num_workers > 1 else None
+        tree["trainer"] |= {"devices": num_workers, "worker_weights": worker_weights}
+        if uses_gpus:
+            tree["strategy"]["name"] = "ddp" if num_workers > 1 else "single_device"
+        config_file.save(validation.check_tree(tree), folder.config)
+        if code := parent.run_workers(
+            Job(_verify, folder, {"part": part, "number": number}),
+            num_workers,
+            signals,
+            log=folder.path / LOG,
+        ):
+            return code
+    return 0
 
-    def _folder(self, variant: str) -> RunFolder:
-        return RunFolder(self._path / str([*VARIANTS].index(variant)))
 
-    def _train(self, variant: str) -> int:
-        folder = self._folder(variant)
-        folder.checkpoints.mkdir(parents=True)
-        checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(self._config.init_from))
-        for number, part in enumerate(VARIANTS[variant]):
-            config_file.save(self._config_of(part), folder.config)
-            job = Job(_verify, folder, {"part": part, "number": number})
-            if code := parent.run_workers(
-                job, len(part.worker_weights), self._signals, log=folder.path / LOG
-            ):
-                return code
-        return 0
+def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bits: bool) -> int:
+    from lockstep.verify.comparison import LIMIT, compare
 
-    def _config_of(self, part: Part) -> Config:
-        tree = config_file.to_tree(self._config)
-        is_alone = len(part.worker_weights) == 1
-        on_gpus = "single_device" if is_alone else "ddp"
-        tree["strategy"]["name"] = on_gpus if self._uses_gpus else "cpu"
-        tree["trainer"] |= {
-            "devices": len(part.worker_weights),
-            "worker_weights": None if is_alone else list(part.worker_weights),
-        }
-        return validation.check_tree(tree)
-
-    def _report(self, failures: dict[str, str]) -> int:
-        from lockstep.verify.comparison import LIMIT, compare
-
-        alone = self._folder(ALONE).path
-        comparisons: dict[str, Compared] = {}
-        for variant in (variant for variant in self._others if variant not in failures):
+    out, (alone, *others) = terminal(), folders
+    comparisons: dict[str, Compared] = {}
+    for variant in others:
+        if variant not in failures:
             worker_counts = [len(part.worker_weights) for part in VARIANTS[variant]]
             comparisons[variant] = compare(
-                alone, self._folder(variant).path, worker_counts, is_by_bits=self._is_by_bits
+                folders[alone].path, folders[variant].path, worker_counts, is_by_bits=is_by_bits
             )
-        print_table(_table(self._others, comparisons, self._out), self._out)
-        messages = list(explanations(comparisons, failures, is_by_bits=self._is_by_bits))
-        for message in messages:
-            print_line(self._out, message)
-        facts = {
+    print_table(_table(others, comparisons, out), out)
+    messages = explanations(comparisons, failures, is_by_bits=is_by_bits)
+    for message in messages:
+        print_line(out, message)
+    answer(
+        {
             "is_exact": not messages,
-            "limit": 0.0 if self._is_by_bits else LIMIT,
+            "limit": 0.0 if is_by_bits else LIMIT,
             "explanations": messages,
+            "variants": [_facts(variant, comparisons.get(variant)) for variant in others],
         }
-        answer(
-            facts
-            | {"variants": [_facts(variant, comparisons.get(variant)) for variant in self._others]}
-        )
-        if messages:
-            return EXIT_FAILED
-        if self._is_by_bits:
-            print_line(
-                self._out, "Exact: every bit of weights, statistics and metrics is the same."
-            )
-            return 0
-        max_difference = max(kind.size for result in comparisons.values() for kind in result[:3])
-        print_line(
-            self._out,
-            f"Exact: nothing differs by more than {_size_text(max_difference)} (limit {LIMIT:g}, "
-            "for rounding).",
-        )
+    )
+    if messages:
+        return EXIT_FAILED
+    if is_by_bits:
+        print_line(out, "Exact: every bit of weights, statistics and metrics is the same.")
         return 0
+    size = _size_text(max(kind.size for result in comparisons.values() for kind in result[:3]))
+    print_line(out, f"Exact: nothing differs by more than {size} (limit {LIMIT:g}, for rounding).")
+    return 0
 
 
 def _table(variants: Sequence[str], comparisons: "dict[str, Compared]", out: Console) -> Table:
     rows: list[list[str | Text]] = []
     for variant in variants:
         result = comparisons.get(variant)
-        if result is None:
-            rows.append([variant, Text("failed", style="red"), "-", "-", "-"])
-        else:
-            is_exact = (
+        state, sizes = Text("failed", style="red"), ["-", "-", "-"]
+        if result is not None:
+            sizes = [_size_text(kind.size) for kind in result[:3]]
+            state = (
                 Text("exact", style="green") if result.is_exact else Text("differs", style="red")
             )
-            rows.append([variant, is_exact, *(_size_text(kind.size) for kind in result[:3])])
+        rows.append([variant, state, *sizes])
     return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
 
 
@@ -276,43 +260,35 @@ def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
 
 def explanations(
     comparisons: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
-) -> Iterator[str]:
-    """Yield the errors of failed variants, and the first part that differs of the others.
+) -> list[str]:
+    """Return the errors of failed variants, and the first part that differs of the others.
 
-    Each reason is yielded once.
+    Each reason is there once.
     """
     reasons: dict[str, str] = {}
     for variant, problem in failures.items():
         reasons.setdefault(problem, f"{variant}: {problem}")
     for variant, result in comparisons.items():
+        difference = result.first
         if result.is_exact:
             continue
-        difference = result.first
-        if difference is None:
-            worst = max(
-                (result.metrics, result.weights, result.statistics), key=lambda kind: kind.rank()
-            )
-            reason = (
-                "no step of the training differs"
-                if worst is result.metrics
-                else "rounding grows there"
-            )
-            hint = "its states must be sums over samples (dist_reduce_fx='sum')"
-            problem = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
-            reasons.setdefault(
-                worst.name, f"{variant}: {problem}{', ' + hint if worst is result.metrics else ''}"
-            )
-        else:
+        if difference is not None:
+            part, size = difference.part, _size_text(difference.size)
             sample = "" if difference.sample is None else f", sample {difference.sample}"
-            head = (
-                f"{variant}: first difference: {difference.part}{sample}, "
-                f"in step {difference.step}, by "
+            meaning = difference.meaning(is_by_bits=is_by_bits)
+            problem = f"{part}{sample}, in step {difference.step}, by {size}: {meaning}"
+            reasons.setdefault(part, f"{variant}: first difference: {problem}")
+            continue
+        worst = max(result.metrics, result.weights, result.statistics, key=lambda kind: kind.rank())
+        reason = "rounding grows there"
+        if worst is result.metrics:
+            reason = (
+                "no step of the training differs, "
+                "its states must be sums over samples (dist_reduce_fx='sum')"
             )
-            reasons.setdefault(
-                difference.part,
-                f"{head}{_size_text(difference.size)}: {difference.meaning(is_by_bits=is_by_bits)}",
-            )
-    yield from reasons.values()
+        problem = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
+        reasons.setdefault(worst.name, f"{variant}: {problem}")
+    return list(reasons.values())
 
 
 def _size_text(size: float) -> str:
