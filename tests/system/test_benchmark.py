@@ -133,8 +133,7 @@ def test_environments(
     sizes = {}
     for name, environment in found(cores, gpus, *settings, num_nodes=nodes).items():
         config = environment.config
-        if config is None:
-            assert environment.skipped
+        if environment.skipped:
             continue
         assert config.trainer.max_time_s == 7
         of_trainer = (config.trainer.num_nodes, config.trainer.devices, environment.num_threads)

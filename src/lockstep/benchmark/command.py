@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from lockstep.benchmark import results, step
 from lockstep.benchmark.environments import Environment, Machines, available_machines, environments
@@ -24,9 +23,7 @@ from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.inference import tasks
 from lockstep.inference.options import EvalOptions, TrainedRun
-from lockstep.launch import worker
-from lockstep.launch.parent import Workers
-from lockstep.launch.worker import Job
+from lockstep.launch import parent, worker
 from lockstep.runs import naming, permissions
 from lockstep.runs.files import answer, read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -45,12 +42,13 @@ from lockstep.system.terminal import (
 POLL_S = 0.25
 LOG = "terminal.log"  # Output of rank 0, in the folder of an environment
 NAME = "benchmark"
+# A job of the benchmark has its own values of these settings.
+OF_A_JOB = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
 
 
 def run_benchmark(arguments: Sequence[str], source: compose.Source) -> int:
     try:
-        benchmark_overrides = add_benchmark(arguments)
-        (job,) = overrides.check(benchmark_overrides, source, is_benchmark=True).jobs
+        (job,) = overrides.check(add_benchmark(arguments), source, is_benchmark=True).jobs
         config, folder = job.config, job.folder
         assert isinstance(config, BenchmarkConfig)
         if config.cluster.name != "none":
@@ -60,19 +58,12 @@ def run_benchmark(arguments: Sequence[str], source: compose.Source) -> int:
             step.enter([NAME, *arguments])
         data_presence.check(config.data)
         candidates = environments(config, available_machines(os.environ))
-        if all(environment.config is None for environment in candidates):
-            reasons = [f"{environment.name} {environment.skipped}" for environment in candidates]
-            raise ConfigError(
-                Error(
-                    "machine",
-                    "benchmark.environments",
-                    "has none for this machine",
-                    "; ".join(reasons),
-                )
-            )
-        if folder is not None and any(
-            (folder / name).exists() for name in (BENCHMARK, *config.benchmark.environments)
-        ):
+        if all(environment.skipped for environment in candidates):
+            hint = "; ".join(f"{candidate.name} {candidate.skipped}" for candidate in candidates)
+            key, problem = "benchmark.environments", "has none for this machine"
+            raise ConfigError(Error("machine", key, problem, hint))
+        results_of = (BENCHMARK, *config.benchmark.environments)
+        if folder is not None and any((folder / name).exists() for name in results_of):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
             raise ConfigError(
                 Error("exists", display_path(folder), "already contains a benchmark", hint)
@@ -91,11 +82,8 @@ def add_benchmark(overrides: Sequence[str]) -> list[str]:
     new_overrides = [
         f"+{override}" if override.startswith("benchmark=") else override for override in overrides
     ]
-    return (
-        new_overrides
-        if any(override.startswith("+benchmark=") for override in new_overrides)
-        else ["+benchmark=default", *new_overrides]
-    )
+    is_chosen = any(override.startswith("+benchmark=") for override in new_overrides)
+    return new_overrides if is_chosen else ["+benchmark=default", *new_overrides]
 
 
 def _submit(config: BenchmarkConfig, arguments: Sequence[str], run_dir: Path | None) -> int:
@@ -113,26 +101,21 @@ def _submit(config: BenchmarkConfig, arguments: Sequence[str], run_dir: Path | N
 
     def arguments_in(folder: RunFolder) -> list[str]:
         folder.note(overrides=redact(arguments))
-        pattern = re.compile(r"\+*(cluster[.=]|trainer\.num_nodes=|hydra\.run\.dir=)")
-        job_arguments = [
-            "cluster=none",
-            "trainer.num_nodes=1",
-            f"hydra.run.dir={naming.hydra_text(str(folder.path))}",
-        ]
-        return submission.add_ignored_conf(
-            [
-                NAME,
-                *(argument for argument in arguments if not pattern.match(argument)),
-                *job_arguments,
-            ]
-        )
+        words = [NAME, *(argument for argument in arguments if not OF_A_JOB.match(argument))]
+        words += ["cluster=none", "trainer.num_nodes=1"]
+        words.append(f"hydra.run.dir={naming.hydra_text(str(folder.path))}")
+        return submission.add_ignored_conf(words)
 
+    name = "auto" if config.cluster.gpus_per_node else "cpu"
     trainer = config.trainer.model_copy(update={"devices": 1, "worker_weights": None})
-    strategy = config.strategy.model_copy(
-        update={"name": "auto" if config.cluster.gpus_per_node else "cpu"}
+    strategy = config.strategy.model_copy(update={"name": name})
+    return submission.start_command(
+        config.model_copy(update={"trainer": trainer, "strategy": strategy}),
+        NAME,
+        arguments_in,
+        path=run_dir,
+        is_head=True,
     )
-    request = config.model_copy(update={"trainer": trainer, "strategy": strategy})
-    return submission.start_command(request, NAME, arguments_in, path=run_dir, is_head=True)
 
 
 def _run(
@@ -145,30 +128,47 @@ def _run(
 
     Returns the exit code.
     """
+    from lockstep.benchmark import report
+
     out, flag = terminal(), SignalFlag()
     flag.install()
     benchmark = results.new_benchmark(path, config, arguments)
-    budget = f"{duration(config.benchmark.budget_s)} of training in each environment"
-    print_line(out, f"Benchmark in {display_path(path)}: {budget}")
+    records = benchmark["environments"]
+    print_line(
+        out,
+        f"Benchmark in {display_path(path)}: {duration(config.benchmark.budget_s)} of "
+        "training in each environment",
+    )
     for environment in chosen_environments:
         folder = RunFolder(path / environment.name)
-        if environment.config is None:
-            record = results.skipped_record(environment, environment.skipped)
-        elif flag.received:
-            record = results.skipped_record(environment, "not started before the interruption")
+        if environment.skipped or flag.received:
+            reason = environment.skipped or "not started before the interruption"
+            record = {
+                "name": environment.name,
+                "device": environment.device,
+                "state": "skipped",
+                "reason": reason,
+            }
         else:
             print_line(out, f"{environment.name} ...")
             record = _measure(environment, folder, flag)
             benchmark["environment"] = benchmark["environment"] or folder.fact("environment") or {}
-        benchmark["environments"].append(record)
+        records.append(record)
         write_json(path / BENCHMARK, benchmark)
         print_line(out, results.summary(record))
-    _report(path, benchmark)
-    return exit_code(benchmark["environments"], flag.received)
+    print_line(out, "")
+    print_table(new_table(results.HEADS, results.rows(records), out, right=results.HEADS[1:]), out)
+    print_line(out, "")
+    report.write(path, benchmark)
+    answer({"path": str(path), **benchmark})
+    show_table(
+        f"Benchmark of {benchmark['name']}",
+        [*report.facts(benchmark), ("folder", display_path(path))],
+    )
+    return exit_code(records, flag.received)
 
 
 def _measure(environment: Environment, folder: RunFolder, flag: SignalFlag) -> results.Record:
-    assert environment.config is not None
     folder.path.mkdir()
     config_file.save(environment.config, folder.config)
     project.record(folder)
@@ -189,17 +189,17 @@ def _test_accuracy(environment: Environment, folder: RunFolder, flag: SignalFlag
     The processes of this machine compute it as `lockstep eval` does, after the time that is
     measured.
     """
-    assert environment.config is not None
-    config = saved_run.adapt_to_machine(
-        environment.config, devices=environment.num_local, strategy=None
-    )
+    count = environment.num_local
+    config = saved_run.adapt_to_machine(environment.config, devices=count, strategy=None)
     best = folder.best_checkpoint
     checkpoint = best if best.exists() else folder.last_checkpoint
-    request = {"trained": TrainedRun(folder, checkpoint, config), "options": EvalOptions("test")}
     with tempfile.TemporaryDirectory(prefix="lockstep-") as path:
-        job = Job(tasks.evaluate, RunFolder(Path(path)), request)
-        count = environment.num_local
-        workers = Workers(job, count, is_parallel=count > 1, log=folder.path / LOG)
+        job = worker.Job(
+            tasks.evaluate,
+            RunFolder(Path(path)),
+            {"trained": TrainedRun(folder, checkpoint, config), "options": EvalOptions("test")},
+        )
+        workers = parent.Workers(job, count, is_parallel=count > 1, log=folder.path / LOG)
         try:
             workers.start({**os.environ, "OMP_NUM_THREADS": str(environment.num_threads)})
             while workers.poll(POLL_S) is None and not flag.received:
@@ -220,9 +220,11 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
             workers = step.Step(folder, environment.num_nodes, environment.num_local, log=log)
         else:
             options = {"command": naming.resume_command(folder.path), "has_test": False}
-            job = Job(worker.train, folder, options)
-            workers = Workers(
-                job, environment.num_workers, is_parallel=environment.is_data_parallel, log=log
+            count = environment.num_local
+            # Even a single worker may form a process group.
+            is_parallel = count > 1 or environment.config.strategy.name == "ddp"
+            workers = parent.Workers(
+                worker.Job(worker.train, folder, options), count, is_parallel=is_parallel, log=log
             )
             stack.enter_context(folder.lock())
         stack.callback(workers.kill)
@@ -232,21 +234,6 @@ def _train(environment: Environment, folder: RunFolder, flag: SignalFlag) -> int
             if flag.received:
                 folder.request_stop("the benchmark was interrupted")
     return code
-
-
-def _report(path: Path, benchmark: dict[str, Any]) -> None:
-    from lockstep.benchmark import report
-
-    out, records = terminal(), benchmark["environments"]
-    print_line(out, "")
-    print_table(new_table(results.HEADS, results.rows(records), out, right=results.HEADS[1:]), out)
-    print_line(out, "")
-    report.write(path, benchmark)
-    answer({"path": str(path), **benchmark})
-    show_table(
-        f"Benchmark of {benchmark['name']}",
-        [*report.facts(benchmark), ("folder", display_path(path))],
-    )
 
 
 def exit_code(records: Sequence[results.Record], signal_number: int) -> int:

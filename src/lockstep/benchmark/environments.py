@@ -36,7 +36,7 @@ def available_machines(environ: Mapping[str, str]) -> Machines:
 class Environment:
     """An environment with `num_local` workers of `num_threads` threads on each machine.
 
-    An environment without a `config` is skipped.
+    `skipped` is the reason if it is not measured. Then `config` is that of the benchmark.
     """
 
     name: str
@@ -44,15 +44,8 @@ class Environment:
     num_local: int
     num_nodes: int
     num_threads: int
-    config: Config | None = None
+    config: Config
     skipped: str = ""
-
-    @property
-    def is_data_parallel(self) -> bool:
-        """True if the workers form a process group, even one of a single worker."""
-        return self.config is not None and (
-            self.num_workers > 1 or self.config.strategy.name == "ddp"
-        )
 
     @property
     def num_workers(self) -> int:
@@ -85,8 +78,9 @@ def _environment(
     )
     num_local = num_present if entry.devices == "all" else entry.devices
     num_nodes = machines.count if entry.num_nodes == "all" else entry.num_nodes
-    num_threads = max(1, machines.num_cores // max(1, num_local))
-    environment = Environment(name, device, num_local, num_nodes, num_threads)
+    environment = Environment(
+        name, device, num_local, num_nodes, max(1, machines.num_cores // max(1, num_local)), config
+    )
     shortage = _shortage(environment, num_present, machines.count, is_all=entry.devices == "all")
     if shortage:
         return replace(environment, skipped=shortage)
@@ -104,8 +98,9 @@ def _environment(
     # The check is for one machine, because this process is alone.
     run_config = validation.check_tree(tree)
     trainer = run_config.trainer.model_copy(update={"num_nodes": num_nodes})
-    scaled_config = build.resolve_config(run_config.model_copy(update={"trainer": trainer}))
-    return replace(environment, config=scaled_config)
+    return replace(
+        environment, config=build.resolve_config(run_config.model_copy(update={"trainer": trainer}))
+    )
 
 
 def _shortage(
@@ -119,9 +114,8 @@ def _shortage(
     if environment.num_nodes > 1 and shutil.which("srun") is None:
         return "srun, which starts workers on other machines, was not found on this one"
     device_name = "core" if environment.device == "cpu" else "GPU"
-    if is_all:
-        is_enough = environment.num_workers > 1
-    else:  # Processes can share cores.
+    is_enough = environment.num_workers > 1
+    if not is_all:  # Processes can share cores.
         is_enough = environment.num_local <= num_present or environment.device == "cpu"
     location = "this machine" if num_machines == 1 else f"each of {num_machines} machines"
     return "" if is_enough else f"needs more {device_name}s than {location} has ({num_present})"

@@ -46,15 +46,6 @@ def new_benchmark(path: Path, config: BenchmarkConfig, arguments: Sequence[str])
     }
 
 
-def skipped_record(environment: Environment, reason: str) -> Record:
-    return {
-        "name": environment.name,
-        "device": environment.device,
-        "state": "skipped",
-        "reason": reason,
-    }
-
-
 def record(
     environment: Environment,
     folder: RunFolder,
@@ -66,11 +57,8 @@ def record(
 
     The speed is that of complete epochs, or without one that of the steps so far.
     """
-    assert environment.config is not None
     status, epochs = folder.read_status(), discovery.read_rows(folder)
-    rates = [row["images_per_s"] for row in epochs if row.get("images_per_s")]
-    if not rates and status.get("images_per_s"):
-        rates = [status["images_per_s"]]
+    rates = [row["images_per_s"] for row in epochs or [status] if row.get("images_per_s")]
     accuracies = [row["val/accuracy"] for row in epochs if "val/accuracy" in row]
     return {
         "name": environment.name,
@@ -102,11 +90,9 @@ def speed_up(r: Record, records: Sequence[Record]) -> float | None:
 
     Returns None if either was not measured.
     """
-    for baseline in records:
-        is_single = baseline["device"] == r["device"] and baseline.get("workers") == 1
-        if is_single and baseline["images_per_s"] and r["images_per_s"]:
-            return r["images_per_s"]["median"] / baseline["images_per_s"]["median"]
-    return None
+    singles = [b for b in records if b["device"] == r["device"] and b.get("workers") == 1]
+    speeds = [b["images_per_s"]["median"] for b in singles if b["images_per_s"]]
+    return r["images_per_s"]["median"] / speeds[0] if speeds and r["images_per_s"] else None
 
 
 def summary(r: Record) -> str:

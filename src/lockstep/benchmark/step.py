@@ -25,20 +25,18 @@ def command(num_nodes: int, num_local: int) -> list[str]:
     ended, for any reason, srun kills the others after 60 s. If it killed them immediately
     (--kill-on-bad-exit=1), rank 0 might still be writing.
     """
-    options = (
+    return [
+        "srun",
         "--overlap",
         "--overcommit",
         "--cpu-bind=none",
         "--mem=0",
         "--kill-on-bad-exit=0",
         "--wait=60",
-    )
-    tasks = (
         f"--nodes={num_nodes}",
         f"--ntasks={num_nodes * num_local}",
         f"--ntasks-per-node={num_local}",
-    )
-    return ["srun", *options, *tasks]
+    ]
 
 
 def enter(words: Sequence[str]) -> NoReturn:
@@ -57,7 +55,6 @@ class Step:
     """
 
     def __init__(self, folder: RunFolder, num_nodes: int, num_local: int, *, log: Path) -> None:
-        task = ("-m", "lockstep.launch.prepared_run", str(folder.path), "train")
         self._words = [
             *command(num_nodes, num_local),
             sys.executable,
@@ -66,7 +63,10 @@ class Step:
             "-c",
             HOLD,
             sys.executable,
-            *task,
+            "-m",
+            "lockstep.launch.prepared_run",
+            str(folder.path),
+            "train",
         ]
         self._log = log
 
