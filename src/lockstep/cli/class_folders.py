@@ -24,9 +24,13 @@ def write_class_folders(images: Splits, folder: Path) -> None:
         root = Path(temporary) / "folders"
         for split, part in images.by_name.items():
             if not isinstance(part.pixels, Tensor) or part.classes is None:
-                problem = f"needs the pixels and the class of each {split} image"
                 raise ConfigError(
-                    Error("unsupported", f"--folders {folder}", problem, "use data=cifar10")
+                    Error(
+                        "unsupported",
+                        f"--folders {folder}",
+                        f"needs the pixels and the class of each {split} image",
+                        "use data=cifar10",
+                    )
                 )
             class_folders = [
                 root / FOLDERS[split] / str(name).replace("/", "-") for name in images.class_names

@@ -36,6 +36,5 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             option, equals, value = word.partition("=")
             if not equals:
                 value = "..." if next_word.startswith("-") or "=" in next_word else next_word
-            key = option.lstrip("-").replace("-", "_")
-            arguments.unknown.append((option, f"{key}={value}"))
+            arguments.unknown.append((option, f"{option.lstrip('-').replace('-', '_')}={value}"))
     return arguments

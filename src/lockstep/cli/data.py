@@ -18,24 +18,30 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         "exit code 1 for errors"
     )
     check = commands.add_parser("check", help=help_text, description=help_text)
-    _add_options(check)
-    help_text = "PNG file to write: the worst pairs of duplicates, leaks and contradictions first"
-    check.add_argument("--pictures", metavar="FILE", help=help_text)
     help_text = (
         "download the data and pretrained weights that a training needs, for jobs without a network"
     )
     fetch = commands.add_parser("fetch", help=help_text, description=help_text)
-    _add_options(fetch)
-    help_text = "new folder for the images as PNG files: train/CLASS and test/CLASS"
-    fetch.add_argument("--folders", metavar="DIR", type=Path, help=help_text)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    help_text = "folder or URL of images, and settings, as for lockstep train"
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="FOLDER|setting=value", help=help_text
+    for data_parser in (check, fetch):
+        data_parser.add_argument(
+            "overrides",
+            nargs="*",
+            default=[],
+            metavar="FOLDER|setting=value",
+            help="folder or URL of images, and settings, as for lockstep train",
+        )
+        json_output.add_option(data_parser)
+    check.add_argument(
+        "--pictures",
+        metavar="FILE",
+        help="PNG file to write: the worst pairs of duplicates, leaks and contradictions first",
     )
-    json_output.add_option(parser)
+    fetch.add_argument(
+        "--folders",
+        metavar="DIR",
+        type=Path,
+        help="new folder for the images as PNG files: train/CLASS and test/CLASS",
+    )
 
 
 def run_data_command(arguments: argparse.Namespace, source: "Source") -> int:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.text import Text
@@ -28,7 +28,10 @@ from lockstep.data.splits import (
     shorten_lines,
 )
 from lockstep.data.transfer.file_lock import Progress
+from lockstep.runs.files import print_json
+from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system.hardware import num_visible_gpus
+from lockstep.system.terminal import print_line, show_table, terminal
 from lockstep.system.text import describe_similar, plural, size_text
 from lockstep.tasks.classification import Classification
 
@@ -36,20 +39,12 @@ from lockstep.tasks.classification import Classification
 MAX_PAIRS = 24
 
 
-class Report(NamedTuple):
-    """The findings in several forms: rows of a table, lines below it, and plain values."""
+def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
+    """Inspect all images of the data of a configuration, and print the findings.
 
-    rows: list[tuple[str, str | Text]]
-    lines: list[str]
-    facts: dict[str, Any]
-    is_wrong: bool
-
-
-def make_report(config: Config, pictures: str | None) -> Report:
-    """Inspect all images of the data of a configuration.
-
-    The worst duplicates are drawn into the PNG file `pictures`. Raises ConfigError if the data
-    cannot be read.
+    The worst duplicates are drawn into the PNG file `pictures`. Returns the exit code, which is 1
+    for broken images, wrong targets, leaks or contradictions. Raises ConfigError if the data cannot
+    be read.
     """
     images, decoding, folds = _open(config)
     # Without groups, a file in two splits is a leak, which is reported below.
@@ -66,14 +61,8 @@ def make_report(config: Config, pictures: str | None) -> Report:
     contradictions = [duplicate for duplicate in duplicates if "contradiction" in duplicate.kinds]
     exact_duplicates = [duplicate for duplicate in duplicates if duplicate.kind == "duplicate"]
     near_duplicates = [duplicate for duplicate in duplicates if duplicate.kind == "near-duplicate"]
-    unlearnable = [
-        duplicate
-        for duplicate in duplicates
-        if duplicate.is_equal and duplicate.has_targets and "contradiction" not in duplicate.kinds
-    ]
-    broken_lines = inspection.broken
     unfit_lines = _unfit_targets(config, inspection)
-    lines = [f"broken: {line}" for line in broken_lines]
+    lines = [f"broken: {line}" for line in inspection.broken]
     lines += [f"targets: {line}" for line in unfit_lines]
     for listed in (wrong_duplicates, exact_duplicates, near_duplicates):
         texts = [f"{duplicate.kind}: {duplicate.text}" for duplicate in listed]
@@ -87,49 +76,57 @@ def make_report(config: Config, pictures: str | None) -> Report:
         side: {"min": min(pixels), "median": statistics.median(pixels), "max": max(pixels)}
         for side, pixels in zip(("height", "width"), zip(*sizes, strict=True), strict=False)
     }
+    shrunk = ""
+    if decoding is not None:
+        shrunk = describe_shrinking(config, decoding.preprocessing, [*map(min, sizes)])
     uses = {
         "training": _use(images, decoding, sizes),
-        "shrunk": "",
+        "shrunk": shrunk,
         "memory": _placement(config, images, decoding),
         "steps": _steps(config, len(inspection.images["train"])),
     }
-    if decoding is not None:
-        uses["shrunk"] = describe_shrinking(config, decoding.preprocessing, [*map(min, sizes)])
-    wrong_targets = f"{plural(len(unfit_lines), 'split')} with some that cannot be learned"
-    leak_text = f"in more than one split{' of a fold' if folds else ''}"
+    target_text = leak_text = left_text = ""
+    if unfit_lines:
+        target_text = f"{plural(len(unfit_lines), 'split')} with some that cannot be learned"
     if "group" in config.data.arguments() and any(duplicate.distance for duplicate in leaks):
-        leak_text += "; if they are bursts, name these with data.group="
+        leak_text = "; if they are bursts, name these with data.group="
     near_text: str | Text = "not looked for: data.near_duplicates=0"
-    num_left = 0
     if threshold:
         near_text = _finding(near_duplicates, f"up to a distance of {threshold:g}", "yellow")
         num_left = sum(image.thumbnail is None and not image.errors for image in all_images)
-    left_text = f"{num_left:,} smaller than 29 pixels, or nearly uniform"
+        left_text = f"{num_left:,} smaller than 29 pixels, or nearly uniform" if num_left else ""
     groups = [subset.groups for subset in images.by_name.values()]
+    split_text = f"in more than one split{' of a fold' if folds else ''}"
     rows: list[tuple[str, str | Text]] = [
         *((split, _counts(config, inspection, split)) for split in inspection.images),
         ("groups", describe_groups(images)),
         ("sizes", _sizes(sides)),
         *uses.items(),
-        ("broken", _finding(broken_lines, "cannot be used", "red")),
-        ("targets", Text(wrong_targets if unfit_lines else "", style="red")),
-        ("leaks", _finding(leaks, leak_text, "red")),
+        ("broken", _finding(inspection.broken, "cannot be used", "red")),
+        ("targets", Text(target_text, style="red")),
+        ("leaks", _finding(leaks, split_text + leak_text, "red")),
         ("contradictions", _finding(contradictions, "in more than one class", "red")),
         ("duplicates", _finding(exact_duplicates, "more than once in a split", "yellow")),
         ("near-duplicates", near_text),
-        ("not compared", left_text if num_left else ""),
+        ("not compared", left_text),
         ("similar", describe_similar(images.class_names, groups)),
-        ("other targets", _first("of one image", unlearnable)),
+        ("other targets", _other_targets(duplicates)),
     ]
     facts = {
         "splits": {split: _split_facts(images, split) for split in images.by_name},
         **uses,
         "sizes": sides,
-        "broken": broken_lines,
+        "broken": inspection.broken,
         "wrong_targets": unfit_lines,
-        "duplicates": [*map(_duplicate_facts, duplicates)],
+        "duplicates": [_duplicate_facts(duplicate) for duplicate in duplicates],
     }
-    return Report(rows, lines, facts, bool(broken_lines or unfit_lines or wrong_duplicates))
+    if is_json:
+        print_json(facts)
+    else:
+        show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
+        for line in lines:
+            print_line(terminal(), line)
+    return EXIT_FAILED if inspection.broken or unfit_lines or wrong_duplicates else 0
 
 
 def _open(config: Config) -> tuple[Splits, Decoding | None, list[Splits]]:
@@ -139,16 +136,17 @@ def _open(config: Config) -> tuple[Splits, Decoding | None, list[Splits]]:
         images, decoding = open_source(config.seed, section)
         # The names of a custom function may refer to other images in each fold.
         numbers = range(section.folds or 0) if is_ours(section.target) else ()
-        fold_sections = [section.model_copy(update={"fold": number}) for number in numbers]
-        folds = [open_source(config.seed, fold_section)[0] for fold_section in fold_sections]
+        folds = []
+        for number in numbers:
+            folds.append(open_source(config.seed, section.model_copy(update={"fold": number}))[0])
         return images, decoding, folds
 
     return once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
 
 
 def _split_facts(images: Splits, split: str) -> dict[str, Any]:
-    subset = images.by_name[split]
-    classes = dict(zip(images.class_names, images.class_counts(split) or (), strict=False))
+    subset, counts = images.by_name[split], images.class_counts(split) or ()
+    classes = dict(zip(images.class_names, counts, strict=False))
     return {"images": len(subset), "classes": classes, "groups": subset.num_groups}
 
 
@@ -174,7 +172,7 @@ def _draw_pairs(path: Path, images: Splits, duplicates: Sequence[Duplicates]) ->
     from lockstep.callbacks import plots
 
     stacks: list[list[plots.Image]] = [[], []]
-    captions: list[str] = []
+    captions = []
     for duplicate in duplicates[:MAX_PAIRS]:
         distance = f"distance {duplicate.distance:.4f}" if duplicate.distance else "equal"
         lines = [*duplicate.kind.split(" and "), distance]
@@ -185,7 +183,7 @@ def _draw_pairs(path: Path, images: Splits, duplicates: Sequence[Duplicates]) ->
             lines.append(plots.short_name(f"{image.split}, {image.target}", 20))
         captions.append("\n".join(lines))
     count = plural(len(duplicates), "pair")
-    if len(captions) < len(duplicates):
+    if len(duplicates) > MAX_PAIRS:
         count = f"{MAX_PAIRS} of {len(duplicates):,} pairs"
     is_harmless = [not duplicate.kinds for duplicate in duplicates]
     plots.write_sheet(path, stacks, captions, is_harmless, f"Duplicates: {count}")
@@ -203,20 +201,18 @@ def _counts(config: Config, inspection: Inspection, split: str) -> str:
     if not len(targets):
         return total_text
     is_one_number = targets.dim() == 1 and not targets.is_floating_point()
-    has_columns = targets.dim() == 2 and targets.shape[1] == len(class_names)
     if is_one_number and 0 <= targets.min() <= targets.max() < len(class_names):
         counts = torch.bincount(targets.long(), minlength=len(class_names)).tolist()
-    elif has_columns and bool(((targets == 0) | (targets == 1)).all()):
+    elif targets.dim() != 2 or targets.shape[1] != len(class_names):
+        return f"{total_text}, targets of shape {tuple(targets.shape[1:])}"
+    elif bool(((targets == 0) | (targets == 1)).all()):
         counts = targets.long().sum(0).tolist()
-    elif has_columns:
-        columns = zip(class_names, targets.double().T, strict=True)
+    else:
         ranges = [
             f"{class_name} {values.min():g} to {values.max():g}, mean {values.mean():.3g}"
-            for class_name, values in columns
+            for class_name, values in zip(class_names, targets.double().T, strict=True)
         ]
         return f"{total_text} ({'; '.join(ranges)})"
-    else:
-        return f"{total_text}, targets of shape {tuple(targets.shape[1:])}"
     balance = config.data.balance if split == "train" else 0
     return f"{total_text} ({describe_counts(class_names, counts, balance)})"
 
@@ -226,20 +222,18 @@ def _unfit_targets(config: Config, inspection: Inspection) -> list[str]:
 
     Other targets and tasks are not checked, because they need the network.
     """
-    is_usual = (
-        config.task.target == "lockstep.tasks.Classification"
-        and config.task.arguments()["loss"] is None
-    )
-    if config.has_custom_module or not is_usual:
+    is_classification = config.task.target == "lockstep.tasks.Classification"
+    if config.has_custom_module or not is_classification:
+        return []
+    if config.task.arguments()["loss"] is not None:
         return []
     task = Classification(loss=None, label_smoothing=0, class_weights=None)
-    messages: list[str] = []
+    messages = []
     for split, targets in inspection.targets.items():
-        if targets.is_floating_point():
-            continue
         outputs = torch.empty(0, len(inspection.splits.class_names), *targets.shape[1:])
         try:
-            refuse_unfit(config, task, outputs, split, targets, inspection.labeled_names[split])
+            if not targets.is_floating_point():
+                refuse_unfit(config, task, outputs, split, targets, inspection.labeled_names[split])
         except ConfigError as error:
             messages += map(str, error.errors)
     return messages
@@ -259,9 +253,8 @@ def _sizes(sides: Mapping[str, Mapping[str, float]]) -> str:
 def _use(images: Splits, decoding: Decoding | None, sizes: Sequence[tuple[int, int]]) -> str:
     if decoding is None:
         pixels = images.train.pixels
-        channels, height, width = pixels.shape[1:]
         dtype = str(pixels.dtype).removeprefix("torch.")
-        return f"{channels}x{height}x{width} as they are, {dtype}"
+        return f"{'x'.join(map(str, pixels.shape[1:]))} as they are, {dtype}"
     num_smaller = sum(decoding.preprocessing.scaled_size(*size) > size for size in sizes)
     enlarged_text = f"; {num_smaller:,} smaller, to be enlarged" if num_smaller else ""
     color = "RGB" if decoding.channels == 3 else "grayscale"
@@ -304,20 +297,23 @@ def _steps(config: Config, num_images: int) -> str:
         num_batches=trainer.limit_train_batches,
         drop_last=config.data.drop_last,
     )
-    size = plural(config.global_batch_size, "image")
-    epochs = plural(trainer.max_epochs, "epoch")
-    return f"{batches.num_steps:,} an epoch of {size} each, {epochs}"
+    return (
+        f"{batches.num_steps:,} an epoch of {plural(config.global_batch_size, 'image')} "
+        f"each, {plural(trainer.max_epochs, 'epoch')}"
+    )
 
 
-def _first(description: str, duplicates: Sequence[Duplicates]) -> str:
-    """Count duplicates, and name the images of the first one.
-
-    The result is empty without any.
-    """
-    if not duplicates:
+def _other_targets(duplicates: Sequence[Duplicates]) -> str:
+    """Count the images with several targets, which is no contradiction, and name the first."""
+    unlearnable = [
+        duplicate
+        for duplicate in duplicates
+        if duplicate.is_equal and duplicate.has_targets and "contradiction" not in duplicate.kinds
+    ]
+    if not unlearnable:
         return ""
-    names = dict.fromkeys(image.name for image in duplicates[0].images[:3])
-    return f"{len(duplicates):,} {description}; first {' = '.join(names)}"
+    names = dict.fromkeys(image.name for image in unlearnable[0].images[:3])
+    return f"{len(unlearnable):,} of one image; first {' = '.join(names)}"
 
 
 def _finding(items: Sized, description: str, color: str) -> Text:

@@ -21,8 +21,9 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
 
     Raises FileNotFoundError or ValueError.
     """
-    hint = "remove it, the file computes in float32"
-    inference.refuse_training_overrides(arguments.overrides, hint)
+    inference.refuse_training_overrides(
+        arguments.overrides, "remove it, the file computes in float32"
+    )
     missing = [package for package in NEEDED if not signatures.is_there(package)]
     requirement = f"needs {', '.join(missing)}: pip install {' '.join(missing)}"
     if arguments.output is None:

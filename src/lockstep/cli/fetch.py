@@ -23,17 +23,18 @@ def fetch(
 
     The images are also written as files of classes into `folders`. Returns the exit code.
     """
-    if folders is not None:
-        _refuse_used_folder(folders)
+    if folders and folders.exists() and (not folders.is_dir() or any(folders.iterdir())):
+        raise ConfigError(
+            Error("exists", f"--folders {folders}", "is not empty", "name a new folder")
+        )
     config = overrides.check(override_lines, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
-        problem = "is on the job's machine"
         raise ConfigError(
             Error(
                 "conflict",
                 f"data.copy_to={data.copy_to}",
-                problem,
+                "is on the job's machine",
                 "remove it to use data.cache here",
             )
         )
@@ -80,11 +81,3 @@ def fetch(
     ]
     show_table(f"Data: {section.target.rpartition('.')[2]}", rows)
     return 0
-
-
-def _refuse_used_folder(folder: Path) -> None:
-    """Raise ConfigError if a folder exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            Error("exists", f"--folders {folder}", "is not empty", "name a new folder")
-        )

@@ -160,15 +160,8 @@ def option_error(option: str, setting: str, source: Source) -> Error:
     except ConfigError as error:
         # Other errors are about settings that the typed one needs.
         keys = (setting.partition("=")[0], setting, repr(setting))
-        hints = [
-            *(
-                setting_error.hint
-                for setting_error in error.errors
-                if setting_error.key in keys and setting_error.hint
-            ),
-            *hints,
-        ]
-    return Error("unknown", option, "is not an option", hints[0])
+        hints = [problem.hint for problem in error.errors if problem.key in keys] + hints
+    return Error("unknown", option, "is not an option", next(filter(None, hints)))
 
 
 def _rows(tree: dict[str, Any], topic: str) -> Iterator[tuple[str, str]]:
@@ -217,8 +210,10 @@ def _print_text(paragraphs: str) -> None:
 
 
 def _wrap(paragraph: str, width: int) -> list[str]:
-    lines = textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
-    return [line.replace(NO_BREAK, " ") for line in lines]
+    return [
+        line.replace(NO_BREAK, " ")
+        for line in textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
+    ]
 
 
 def _width() -> int:

@@ -76,10 +76,10 @@ def infer(arguments: argparse.Namespace, current: Path) -> int:
             trained.folder, adapted_config, arguments.overrides, source
         ).config
         if config.cluster.name != "none":
-            is_sweep = bool(trained.other_folders or getattr(options, "predictions", []))
-            path = trained.folder.path
-            parents = (folder for folder in path.parents if is_sweep and (folder / SWEEP).is_file())
-            return _submit(arguments, [str(next(parents, path))], config)
+            run = trained.folder.path
+            if trained.other_folders or getattr(options, "predictions", []):
+                run = next((path for path in run.parents if (path / SWEEP).is_file()), run)
+            return _submit(arguments, str(run), config)
         may_differ = may_differ and config.changed_data == "refuse"
         if isinstance(options, EvalOptions):
             options = replace(options, may_differ=may_differ)
@@ -110,8 +110,9 @@ def open_run(
     They are those for the project in the folder `current`. Commands with --flip also take a sweep,
     whose networks they average.
     """
+    is_flipped = "flip" in arguments and arguments.flip
     if "flip" in arguments:
-        folders, average = members(arguments.run, is_flipped=arguments.flip)
+        folders, average = members(arguments.run, is_flipped=is_flipped)
     else:
         folders, average = [naming.find(arguments.run)], ""
     if not arguments.trust:
@@ -120,9 +121,8 @@ def open_run(
     folder, *others = folders
     checkpoint = folder.path  # No checkpoint is loaded.
     if arguments.checkpoint is not None:
-        option = "--checkpoint {}"
         checkpoint, *_ = [
-            checkpoints.requested_checkpoint(run, arguments.checkpoint, option=option)
+            checkpoints.requested_checkpoint(run, arguments.checkpoint, option="--checkpoint {}")
             for run in folders
         ]
     saved_config = config_file.load_for_inference(folder.config)
@@ -137,9 +137,7 @@ def open_run(
         is_trusted=arguments.trust,
         settings=settings,
     )
-    is_flipped = "flip" in arguments and arguments.flip
-    trained = TrainedRun(folder, checkpoint, saved_config, tuple(others), is_flipped, average)
-    return trained, source
+    return TrainedRun(folder, checkpoint, saved_config, tuple(others), is_flipped, average), source
 
 
 def _evaluation(arguments: argparse.Namespace) -> EvalOptions:
@@ -320,37 +318,30 @@ def _temporary_logs(task: Task) -> Iterator[RunFolder]:
         yield RunFolder(Path(path))
 
 
-def _submit(arguments: argparse.Namespace, run_paths: list[str], config: Config) -> int:
+def _submit(arguments: argparse.Namespace, run: str, config: Config) -> int:
     """Submit the command as a job in a new folder below outputs/.
 
-    `run_paths` has the run that the command uses, or the sweep that contains it. Returns the exit
-    code.
+    `run` is the run that the command uses, or the sweep that contains it. Returns the exit code.
     """
     from lockstep.cluster import submission
-
-    command = arguments.command
 
     def arguments_in(folder: RunFolder) -> list[str]:
         options = vars(arguments) | {"job": folder.path}
         if config.cluster.name == "slurm":
             options["devices"] = resolve_workers(config).num_local
-        keys = [(line, compose.parse_override(line).key_or_group) for line in arguments.overrides]
-        return [
-            *(
-                command,
-                *run_paths,
-                *([arguments.source] if command in ("predict", "embed") else []),
-            ),
-            *(
-                f"--{key.replace('_', '-')}={options[key]}"
-                for key in VALUES
-                if options.get(key) is not None
-            ),
-            *(f"--{key}" for key in ("strict", "trust", "flip") if options.get(key)),
-            *(line for line, key in keys if scope(key) is not Scope.SUBMISSION),
-        ]
+        words = [arguments.command, run]
+        if arguments.command in ("predict", "embed"):
+            words.append(arguments.source)
+        for key in VALUES:
+            if options.get(key) is not None:
+                words.append(f"--{key.replace('_', '-')}={options[key]}")
+        words += [f"--{key}" for key in ("strict", "trust", "flip") if options.get(key)]
+        for line in arguments.overrides:
+            if scope(compose.parse_override(line).key_or_group) is not Scope.SUBMISSION:
+                words.append(line)
+        return words
 
-    return submission.start_command(config, f"{command}_{config.run_name}", arguments_in)
+    return submission.start_command(config, f"{arguments.command}_{config.run_name}", arguments_in)
 
 
 COMMANDS: dict[str, tuple[Task, Callable[[argparse.Namespace], Options]]] = {

@@ -51,17 +51,20 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         gpus, numbers = [], range(torch.cuda.device_count())
         for number in numbers:
             free, total = torch.cuda.mem_get_info(number)
-            gpu = {
-                "name": torch.cuda.get_device_name(number),
-                "memory_bytes": total,
-                "free_bytes": free,
-            }
-            gpu["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(number)))
-            gpu["bfloat16"] = bfloat16_unit(torch.device("cuda", number)) is not None
-            gpu["linked_to"] = [
-                o for o in numbers if o != number and torch.cuda.can_device_access_peer(number, o)
-            ]
-            gpus.append(gpu)
+            capability = torch.cuda.get_device_capability(number)
+            others = [other for other in numbers if other != number]
+            gpus.append(
+                {
+                    "name": torch.cuda.get_device_name(number),
+                    "memory_bytes": total,
+                    "free_bytes": free,
+                    "compute_capability": ".".join(map(str, capability)),
+                    "bfloat16": bfloat16_unit(torch.device("cuda", number)) is not None,
+                    "linked_to": [
+                        o for o in others if torch.cuda.can_device_access_peer(number, o)
+                    ],
+                }
+            )
         return gpus, ""
     except RuntimeError as error:
         # The driver raises this error.
@@ -72,20 +75,27 @@ def _show(facts: dict[str, Any]) -> None:
     out, gpus, free = terminal(), facts["gpus"], facts["free_bytes"]
     lines = []
     for number, gpu in enumerate(gpus):
-        sizes = (size_text(gpu["memory_bytes"]), size_text(gpu["free_bytes"]))
         capability = f"{gpu['compute_capability']}{', bfloat16' if gpu['bfloat16'] else ''}"
         lines.append(
             (
                 str(number),
                 gpu["name"],
-                *sizes,
+                size_text(gpu["memory_bytes"]),
+                size_text(gpu["free_bytes"]),
                 capability,
                 " ".join(map(str, gpu["linked_to"])) or NONE,
             )
         )
     if gpus:
-        heads = ("GPU", "name", "memory", "free", "capability", "linked to")
-        print_table(new_table(heads, lines, out, right=("memory", "free")), out)
+        print_table(
+            new_table(
+                ("GPU", "name", "memory", "free", "capability", "linked to"),
+                lines,
+                out,
+                right=("memory", "free"),
+            ),
+            out,
+        )
     rows = [
         ("GPUs", "" if gpus else "none"),
         ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),

@@ -1,6 +1,6 @@
 """Implements the command `lockstep`; `lockstep --help` lists its subcommands.
 
-Each subcommand has a function that declares its arguments, and below it the function that runs it.
+The subcommands are declared in groups. Below each group are the functions that run its commands.
 """
 
 import argparse
@@ -41,15 +41,7 @@ AddParser = Callable[..., argparse.ArgumentParser]  # Adds a parser of a command
 PRECISIONS = ("auto", "bfloat16", "float16", "tf32", "float32", "float64")
 # These commands print no JSON, or have parsers of their own.
 WITHOUT_JSON = ("train", "model", "jobs", "board", "data", "schema")
-# Several commands share the help of these arguments.
-OVERRIDES = "as for lockstep train"
 RUN = "run folder, or latest"
-NETWORK = "run folder, or latest; of a sweep, the networks of its best setting are averaged"
-SOURCE = "image file, folder of images, or split of the run's data: val or test"
-FLIP = "predict the mirror image of each image, too, and average both"
-MAX_ERROR = "maximum error rate of the answers, such as 0.05; other images are unknown"
-STRICT = "write nothing if an image cannot be read"
-TOP_K = "most probable classes in each row"
 
 
 def main() -> NoReturn:
@@ -83,8 +75,9 @@ def _command() -> int:
             raise
         # The message of an EPERM error is a sentence of runs/permissions.py.
         separator = " " if error.errno == errno.EPERM else ": "
-        path = display_path(Path(error.filename))
-        json_output.fail(f"{path}{separator}{error.strerror}", code="access")
+        json_output.fail(
+            f"{display_path(Path(error.filename))}{separator}{error.strerror}", code="access"
+        )
     return EXIT_CONFIG
 
 
@@ -102,33 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     add_parser = commands.add_parser
     add_parser("train", help="train a network (same as python train.py)", add_help=False)
-    _declare_new(add_parser)
-    _declare_benchmark(add_parser)
-    _declare_verify(add_parser)
-    _declare_model(add_parser)
-    _declare_status(add_parser)
-    _declare_runs(add_parser)
-    _declare_compare(add_parser)
-    _declare_labels(add_parser)
-    add_parser(
-        "jobs",
-        help="list, wait for, cancel and requeue submitted runs",
-        add_help=False,
-    )
-    _declare_stop(add_parser)
-    _declare_eval(add_parser)
-    _declare_predict(add_parser)
-    _declare_embed(add_parser)
-    _declare_export(add_parser)
-    _declare_board(add_parser)
-    data.add_commands(_declare(add_parser, "data", "check and fetch images", _run_data))
-    _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
-    _declare(
-        add_parser,
-        "schema",
-        "print a JSON Schema of the files in conf/, for editors",
-        _run_schema,
-    )
+    _declare_starting(add_parser)
+    _declare_monitoring(add_parser)
+    _declare_networks(add_parser)
+    _declare_tools(add_parser)
     for command, command_parser in commands.choices.items():
         if command not in WITHOUT_JSON:
             json_output.add_option(command_parser)
@@ -217,20 +187,58 @@ def _enter_project() -> "Source":
     return compose.source_of(folder)
 
 
-def _declare_new(add_parser: AddParser) -> None:
-    parser = _declare(
+def _declare_starting(add_parser: AddParser) -> None:
+    new = _declare(
         add_parser,
         "new",
         "create a project with your own data and network",
         _run_new,
         description=NEW,
     )
-    parser.add_argument(
+    new.add_argument(
         "path",
         type=Path,
         metavar="NAME",
         help="name of the project, and of the folder to create",
     )
+    benchmark = _declare(
+        add_parser,
+        "benchmark",
+        "measure whether several workers train faster here",
+        _run_benchmark,
+        has_workers=True,
+        add_help=False,
+    )
+    benchmark.add_argument("-h", "--help", action="store_true", dest="is_help")
+    verify = _declare(
+        add_parser,
+        "verify",
+        "check that a configuration gives the same results on 1, 2 and 3 workers",
+        _run_verify,
+        has_workers=True,
+        epilog=VERIFYING,
+    )
+    verify.add_argument(
+        "--bits",
+        action="store_true",
+        help="compare the bits, with virtual shards (trainer.virtual_shards, or 4) "
+        "in the precision of the configuration",
+    )
+    model = _declare(
+        add_parser,
+        "model",
+        "show the layers of a network with their shapes, parameters and FLOPs",
+        _run_model,
+    )
+    model.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        metavar="N",
+        help="levels of layers to show, default: 2",
+    )
+    for parser in (benchmark, verify, model):
+        _add_overrides(parser, "as for lockstep train")
 
 
 def _run_new(arguments: argparse.Namespace) -> int:
@@ -249,19 +257,6 @@ def _run_new(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _declare_benchmark(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "benchmark",
-        "measure whether several workers train faster here",
-        _run_benchmark,
-        has_workers=True,
-        add_help=False,
-    )
-    parser.add_argument("-h", "--help", action="store_true", dest="is_help")
-    _add_overrides(parser, OVERRIDES)
-
-
 def _run_benchmark(arguments: argparse.Namespace) -> int:
     launcher.start_once("benchmark", os.environ)
     entry.start_training()
@@ -276,24 +271,6 @@ def _run_benchmark(arguments: argparse.Namespace) -> int:
     return run_benchmark(arguments.overrides, source)
 
 
-def _declare_verify(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "verify",
-        "check that a configuration gives the same results on 1, 2 and 3 workers",
-        _run_verify,
-        has_workers=True,
-        epilog=VERIFYING,
-    )
-    parser.add_argument(
-        "--bits",
-        action="store_true",
-        help="compare the bits, with virtual shards (trainer.virtual_shards, or 4) "
-        "in the precision of the configuration",
-    )
-    _add_overrides(parser, OVERRIDES)
-
-
 def _run_verify(arguments: argparse.Namespace) -> int:
     launcher.start_once("verify", os.environ)
     entry.start_training()
@@ -303,41 +280,91 @@ def _run_verify(arguments: argparse.Namespace) -> int:
     return run_verification(arguments.overrides, source, is_by_bits=arguments.bits)
 
 
-def _declare_model(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "model",
-        "show the layers of a network with their shapes, parameters and FLOPs",
-        _run_model,
-    )
-    _add_overrides(parser, OVERRIDES)
-    parser.add_argument(
-        "--depth",
-        type=int,
-        default=2,
-        metavar="N",
-        help="levels of layers to show, default: 2",
-    )
-
-
 def _run_model(arguments: argparse.Namespace) -> int:
     from lockstep.cli.model import show_model
 
     return show_model(arguments.overrides, _enter_project(), depth=arguments.depth)
 
 
-def _declare_status(add_parser: AddParser) -> None:
-    parser = _declare(
+def _declare_monitoring(add_parser: AddParser) -> None:
+    status = _declare(
         add_parser,
         "status",
         "show the state of a run, or the table of a sweep",
         _run_status,
     )
-    parser.add_argument(
+    status.add_argument(
         "run",
         nargs="?",
         default="latest",
         help="folder of a run or a sweep, default: latest",
+    )
+    runs = _declare(
+        add_parser,
+        "runs",
+        "list the runs in a folder",
+        _run_runs,
+        description="List the runs in a folder, newest first. Output to a pipe has all columns.",
+    )
+    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    runs.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        default="-started",
+        help="column, metric or typed setting; --sort=-COLUMN: largest first; default: -started",
+    )
+    compare = _declare(
+        add_parser,
+        "compare",
+        "compare runs, or settings over their seeds or folds",
+        _run_compare,
+    )
+    compare.add_argument(
+        "runs",
+        nargs="+",
+        metavar="run",
+        help="run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings",
+    )
+    labels = _declare(
+        add_parser,
+        "labels",
+        "list the images whose label is probably wrong, with pictures",
+        _run_inference,
+        has_workers=True,
+    )
+    labels.add_argument(
+        "run",
+        metavar="SWEEP|RUN",
+        help=(
+            "SWEEP over folds, which judges all images; or a run folder, "
+            "whose val and test images are judged"
+        ),
+    )
+    labels.add_argument(
+        "--output",
+        default="labels.csv",
+        help=(
+            "CSV file to write, with a row for each image, and pictures next to it (.png); "
+            "default: labels.csv"
+        ),
+    )
+    _add_worker_options(labels)
+    add_parser(
+        "jobs",
+        help="list, wait for, cancel and requeue submitted runs",
+        add_help=False,
+    )
+    stop = _declare(
+        add_parser,
+        "stop",
+        "stop a run, or all trials of a sweep, with a checkpoint",
+        _run_stop,
+    )
+    stop.add_argument("run", help=RUN)
+    stop.add_argument(
+        "--reason",
+        default="lockstep stop",
+        help="recorded in the status of the run",
     )
 
 
@@ -352,42 +379,10 @@ def _run_status(arguments: argparse.Namespace) -> int:
     return show_status(naming.find(arguments.run), is_json=arguments.json)
 
 
-def _declare_runs(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "runs",
-        "list the runs in a folder",
-        _run_runs,
-        description="List the runs in a folder, newest first. Output to a pipe has all columns.",
-    )
-    parser.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
-    parser.add_argument(
-        "--sort",
-        metavar="COLUMN",
-        default="-started",
-        help="column, metric or typed setting; --sort=-COLUMN: largest first; default: -started",
-    )
-
-
 def _run_runs(arguments: argparse.Namespace) -> int:
     from lockstep.monitoring.table import show_runs
 
     return show_runs(arguments.folder, sort=arguments.sort, is_json=arguments.json)
-
-
-def _declare_compare(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "compare",
-        "compare runs, or settings over their seeds or folds",
-        _run_compare,
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="run",
-        help="run folders, SWEEP:SETTING=VALUE,..., or one SWEEP for all its settings",
-    )
 
 
 def _run_compare(arguments: argparse.Namespace) -> int:
@@ -399,25 +394,112 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     return compare(arguments.runs, is_json=arguments.json)
 
 
-def _declare_stop(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "stop",
-        "stop a run, or all trials of a sweep, with a checkpoint",
-        _run_stop,
-    )
-    parser.add_argument("run", help=RUN)
-    parser.add_argument(
-        "--reason",
-        default="lockstep stop",
-        help="recorded in the status of the run",
-    )
-
-
 def _run_stop(arguments: argparse.Namespace) -> int:
     from lockstep.cluster.stopping import stop
 
     return stop(arguments.run, arguments.reason)
+
+
+def _declare_networks(add_parser: AddParser) -> None:
+    evaluate = _declare(
+        add_parser,
+        "eval",
+        "evaluate a trained network, on any number of workers",
+        _run_inference,
+        has_workers=True,
+    )
+    predict = _declare(
+        add_parser,
+        "predict",
+        "predict images: a table, or a CSV file",
+        _run_inference,
+        has_workers=True,
+    )
+    embed = _declare(
+        add_parser,
+        "embed",
+        "write the features of images, which the last layer takes, to a NumPy array",
+        _run_inference,
+        has_workers=True,
+    )
+    export = _declare(
+        add_parser,
+        "export",
+        "write a trained network to a file for other programs, and check it",
+        _run_export,
+    )
+    for parser in (evaluate, predict, export):
+        parser.add_argument(
+            "run",
+            metavar="RUN|SWEEP",
+            help="run folder, or latest; of a sweep, the networks of its best setting are averaged",
+        )
+    embed.add_argument("run", help=RUN)
+    for parser in (predict, embed):
+        parser.add_argument(
+            "source",
+            help="image file, folder of images, or split of the run's data: val or test",
+        )
+    evaluate.add_argument(
+        "--split",
+        choices=("test", "val", "all"),
+        help="default: test; of images that are not the run's, and have no test split, all",
+    )
+    evaluate.add_argument(
+        "--output",
+        help="CSV file to write: truth, prediction and loss, one row per image",
+    )
+    evaluate.add_argument(
+        "--pictures",
+        metavar="FOLDER",
+        help="new folder for report.json, the confusion matrix, and the worst mistakes",
+    )
+    predict.add_argument(
+        "--output",
+        help="CSV file to write, one row per image; default: print a table",
+    )
+    embed.add_argument(
+        "--output",
+        required=True,
+        help="array to write, NAME.npy; names of its rows: NAME.npy.csv",
+    )
+    export.add_argument(
+        "--output",
+        help=(
+            "file to write: NAME.onnx, or NAME.pt2 for torch.export; "
+            "default: network.onnx in the run folder"
+        ),
+    )
+    for parser in (predict, export):
+        parser.add_argument(
+            "--max-error",
+            type=float,
+            metavar="RATE",
+            help="maximum error rate of the answers, such as 0.05; other images are unknown",
+        )
+    for parser in (predict, embed):
+        parser.add_argument(
+            "--strict",
+            action="store_true",
+            help="write nothing if an image cannot be read",
+        )
+    for parser in (evaluate, predict, export):
+        parser.add_argument(
+            "--flip",
+            action="store_true",
+            help="predict the mirror image of each image, too, and average both",
+        )
+    for parser in (evaluate, predict):
+        parser.add_argument(
+            "--top-k",
+            type=int,
+            default=1,
+            metavar="K",
+            help="most probable classes in each row",
+        )
+    for parser in (evaluate, predict, embed):
+        _add_worker_options(parser)
+    _add_network_options(export)
 
 
 def _run_inference(arguments: argparse.Namespace) -> int:
@@ -429,146 +511,39 @@ def _run_inference(arguments: argparse.Namespace) -> int:
     return infer(arguments, _current_folder())
 
 
-def _declare_labels(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "labels",
-        "list the images whose label is probably wrong, with pictures",
-        _run_inference,
-        has_workers=True,
-    )
-    parser.add_argument(
-        "run",
-        metavar="SWEEP|RUN",
-        help=(
-            "SWEEP over folds, which judges all images; or a run folder, "
-            "whose val and test images are judged"
-        ),
-    )
-    parser.add_argument(
-        "--output",
-        default="labels.csv",
-        help=(
-            "CSV file to write, with a row for each image, and pictures next to it (.png); "
-            "default: labels.csv"
-        ),
-    )
-    _add_worker_options(parser)
-
-
-def _declare_eval(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "eval",
-        "evaluate a trained network, on any number of workers",
-        _run_inference,
-        has_workers=True,
-    )
-    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
-    parser.add_argument(
-        "--split",
-        choices=("test", "val", "all"),
-        help="default: test; of images that are not the run's, and have no test split, all",
-    )
-    parser.add_argument(
-        "--output",
-        help="CSV file to write: truth, prediction and loss, one row per image",
-    )
-    parser.add_argument(
-        "--pictures",
-        metavar="FOLDER",
-        help="new folder for report.json, the confusion matrix, and the worst mistakes",
-    )
-    parser.add_argument("--flip", action="store_true", help=FLIP)
-    parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
-    _add_worker_options(parser)
-
-
-def _declare_predict(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "predict",
-        "predict images: a table, or a CSV file",
-        _run_inference,
-        has_workers=True,
-    )
-    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
-    parser.add_argument("source", help=SOURCE)
-    parser.add_argument(
-        "--output",
-        help="CSV file to write, one row per image; default: print a table",
-    )
-    parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
-    parser.add_argument("--strict", action="store_true", help=STRICT)
-    parser.add_argument("--flip", action="store_true", help=FLIP)
-    parser.add_argument("--top-k", type=int, default=1, metavar="K", help=TOP_K)
-    _add_worker_options(parser)
-
-
-def _declare_embed(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "embed",
-        "write the features of images, which the last layer takes, to a NumPy array",
-        _run_inference,
-        has_workers=True,
-    )
-    parser.add_argument("run", help=RUN)
-    parser.add_argument("source", help=SOURCE)
-    parser.add_argument(
-        "--output",
-        required=True,
-        help="array to write, NAME.npy; names of its rows: NAME.npy.csv",
-    )
-    parser.add_argument("--strict", action="store_true", help=STRICT)
-    _add_worker_options(parser)
-
-
-def _declare_export(add_parser: AddParser) -> None:
-    parser = _declare(
-        add_parser,
-        "export",
-        "write a trained network to a file for other programs, and check it",
-        _run_export,
-    )
-    parser.add_argument("run", metavar="RUN|SWEEP", help=NETWORK)
-    parser.add_argument(
-        "--output",
-        help=(
-            "file to write: NAME.onnx, or NAME.pt2 for torch.export; "
-            "default: network.onnx in the run folder"
-        ),
-    )
-    parser.add_argument("--max-error", type=float, metavar="RATE", help=MAX_ERROR)
-    parser.add_argument("--flip", action="store_true", help=FLIP)
-    _add_network_options(parser)
-
-
 def _run_export(arguments: argparse.Namespace) -> int:
     from lockstep.cli.export import run_export
 
     return run_export(arguments, _current_folder())
 
 
-def _declare_board(add_parser: AddParser) -> None:
-    parser = _declare(
+def _declare_tools(add_parser: AddParser) -> None:
+    board = _declare(
         add_parser,
         "board",
         "show all runs in a browser",
         _run_board,
         description="Show all runs in TensorBoard.",
     )
-    parser.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
-    parser.add_argument(
+    board.add_argument("--logdir", default="outputs", metavar="FOLDER", help="default: outputs")
+    board.add_argument(
         "--host",
         help="name or address to listen on; default: localhost, for this machine only",
     )
-    parser.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
-    parser.add_argument(
+    board.add_argument("--port", type=int, metavar="N", help="default: 6006, or the next free one")
+    board.add_argument(
         "--training-hosts",
         default="",
         metavar="NAMES",
         help="additional host names to accept",
+    )
+    data.add_commands(_declare(add_parser, "data", "check and fetch images", _run_data))
+    _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
+    _declare(
+        add_parser,
+        "schema",
+        "print a JSON Schema of the files in conf/, for editors",
+        _run_schema,
     )
 
 
@@ -576,8 +551,9 @@ def _run_board(arguments: argparse.Namespace) -> int:
     try:
         from lockstep.board.command import serve_board
 
-        folder = Path(arguments.logdir)
-        return serve_board(folder, arguments.host, arguments.port, arguments.training_hosts)
+        return serve_board(
+            Path(arguments.logdir), arguments.host, arguments.port, arguments.training_hosts
+        )
     except KeyboardInterrupt:
         # Ctrl-C ends the board, also while it starts.
         return 0

@@ -35,8 +35,9 @@ def show_model(override_lines: Sequence[str], source: compose.Source, *, depth: 
     import_training()
     from lockstep.assembly.run_parts import once_a_node, open_source
 
-    load = partial(open_source, config.seed)
-    images, _ = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)
+    images, _ = once_a_node(
+        config.data, partial(open_source, config.seed), rank=0, local_rank=0, is_silent=False
+    )
     shape, num_classes = images.train.pixels.shape[1:], len(images.class_names)
     with build.section_errors(config, "model"):
         net = build.build(config.model, in_channels=shape[0], num_classes=num_classes)

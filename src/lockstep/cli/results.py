@@ -9,12 +9,15 @@ from lockstep.system import json_output
 def end_run(folder: RunFolder, code: int) -> None:
     """Print the state and the summary of a run, and exit with its code if that is not 0."""
     if json_output.is_reserved():
-        facts = {
-            "path": str(folder.path),
-            "state": folder.read_status().get("state"),
-            "exit_code": code,
-        }
-        answer(facts | {"job": folder.read_job().get("id"), "summary": folder.read_summary()})
+        answer(
+            {
+                "path": str(folder.path),
+                "state": folder.read_status().get("state"),
+                "exit_code": code,
+                "job": folder.read_job().get("id"),
+                "summary": folder.read_summary(),
+            }
+        )
         _put_failure(folder)
     if code:
         raise SystemExit(code)

@@ -25,15 +25,17 @@ def json_schema(source: Source) -> dict[str, Any]:
 def defaults(source: Source) -> dict[str, Any]:
     """Return the schema of a defaults list."""
     option_schema = {"type": ["string", "array", "null"]}
-    options = groups(*source.folders).items()
     choices = {
         f"override /{group}": {"anyOf": [{"enum": option_names}, option_schema]}
-        for group, option_names in options
+        for group, option_names in groups(*source.folders).items()
     }
-    entry = {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "object", "properties": choices, "additionalProperties": option_schema},
-        ]
+    return {
+        "description": "options and files to start from",
+        "type": "array",
+        "items": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "object", "properties": choices, "additionalProperties": option_schema},
+            ]
+        },
     }
-    return {"description": "options and files to start from", "type": "array", "items": entry}

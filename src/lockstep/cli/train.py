@@ -55,8 +55,7 @@ def run_command(project: Path, words: Sequence[str]) -> int:
         from lockstep.cli.results import end_run
         from lockstep.cluster import request
 
-        run_request = request.read(overrides, source, is_trusted=arguments.trust)
-        end_run(*request.start(run_request))
+        end_run(*request.start(request.read(overrides, source, is_trusted=arguments.trust)))
     except ConfigError as error:
         exit_with(error)
     return 0
@@ -96,6 +95,12 @@ def _option_errors(arguments: "Namespace", source: "Source") -> "list[Error]":
         errors += [option_error(option, setting, source) for option, setting in arguments.unknown]
     is_resumed = arguments.multirun or any("resume=" in setting for setting in arguments.overrides)
     if arguments.trust and not is_resumed:
-        hint = "remove it, or add resume=..."
-        errors.append(Error("conflict", "--trust", "is for a run or a sweep that is resumed", hint))
+        errors.append(
+            Error(
+                "conflict",
+                "--trust",
+                "is for a run or a sweep that is resumed",
+                "remove it, or add resume=...",
+            )
+        )
     return errors

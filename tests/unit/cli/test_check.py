@@ -46,7 +46,8 @@ FOLDER = ("data=image_folder", "data.root=images", "data.image_size=11", "global
 def facts_of(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 0) -> dict[str, Any]:
     """What the check prints as JSON."""
     assert check(["strategy=cpu", *overrides], compose.DEFAULT, is_json=True) == code
-    return json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out  # The first lines are the progress.
+    return json.loads(out[out.index("{") :])
 
 
 def duplicates_of(facts: dict[str, Any]) -> list[tuple[str, ...]]:

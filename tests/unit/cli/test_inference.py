@@ -97,7 +97,7 @@ def test_submit_max_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     typed = argparse.Namespace(
         command="predict", source="photos", max_error=0.05, top_k=2, flip=True, overrides=[]
     )
-    assert inference._submit(typed, ["run"], config_of()) == 0
+    assert inference._submit(typed, "run", config_of()) == 0
     assert given == [
         "predict",
         "run",
