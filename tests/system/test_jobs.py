@@ -31,7 +31,7 @@ from lockstep.runs import discovery
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from lockstep.sweeps import array
 from lockstep.sweeps import command as sweeps
-from lockstep.trials.ledger import Ledger, Trial
+from lockstep.trials.ledger import Ledger
 from tests.support import job_records
 from tests.support.commands import run as run_command
 from tests.support.composed import composed_once, errors_of
@@ -242,38 +242,36 @@ def test_folder_during_submission(tools: Path, tmp_path: Path, is_refused: bool)
         assert folder.read_status()["exit_code"] is None
 
 
-def sweep(path: Path, *overrides: str) -> tuple[Ledger, list[tuple[Trial, Config]]]:
+def sweep(path: Path, *overrides: str) -> tuple[Ledger, dict[int, Config]]:
     """Prepare a sweep of a trial for each override.
 
     Its folders are as deep as `hydra.sweep.subdir` may make them.
     """
     ledger = Ledger(path, None, ())
-    made = []
+    configs = {}
     for text in overrides:
         config = config_of(text)
-        made.append(
-            sweeps.prepare_trial(
-                ledger, [text], lambda _, number, config=config: (config, f"nested/{number}")
-            )
+        trial, configs[trial.number] = sweeps.prepare_trial(
+            ledger, [text], lambda _, number, config=config: (config, f"nested/{number}")
         )
-    return ledger, made
+    return ledger, configs
 
 
 def test_sweep_trial_of_other_process(
     tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tool(tools, "sbatch", ANSWERS)
-    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
-    made[0][0].folder.write_status(state="training", host="elsewhere")
-    array.submit(ledger, made)
-    assert [trial.folder.read_job().get("id") for trial, _ in made] == [None, "17"]
+    ledger, configs = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    ledger.trials[0].folder.write_status(state="training", host="elsewhere")
+    array.submit(ledger, ledger.trials, configs)
+    assert [trial.folder.read_job().get("id") for trial in ledger.trials] == [None, "17"]
     assert "Submitted 1 trial as job 17" in capsys.readouterr().out
 
 
 def test_sweep_here_pending_job(tools: Path, tmp_path: Path) -> None:
     tool(tools, "sbatch", ANSWERS)
-    ledger, made = sweep(tmp_path / "sweep", "seed=1", "seed=2")
-    array.submit(ledger, made)
+    ledger, configs = sweep(tmp_path / "sweep", "seed=1", "seed=2")
+    array.submit(ledger, ledger.trials, configs)
     tool(tools, "squeue", f"echo '{line('17_1', 'PENDING', 'Resources', '', '0:00', '0', '0')}'")
     with pytest.raises(ConfigError, match=r"trial 1 of .*sweep"):
         sweeps._live_jobs(ledger, is_submitted=False)
@@ -554,7 +552,7 @@ def test_requeue_by_exit_code(
         ("exit 75", 75),
         ("kill -TERM $$; sleep 9", -15),
     ):
-        text = f"{slurm._requeue()}\nset -e\n{step}"
+        text = f"{slurm.REQUEUE}\nset -e\n{step}"
         assert subprocess.run(["bash", "-c", text], env=environ_).returncode == left
     assert (tmp_path / "asked").read_text() == f"requeue {asks}\n"
 

@@ -19,10 +19,14 @@ from lockstep.runs.folder import RunFolder
 
 def script(cluster: Cluster, folder: RunFolder, code: Path, job_id: str) -> str:
     prefix, python = interpreter(cluster)
-    command = (
-        f"exec {prefix}{python} -u -m lockstep.cluster.job {shlex.quote(str(folder.path))} {job_id}"
+    return "\n".join(
+        [
+            *cluster.setup,
+            *exports(code),
+            f"exec {prefix}{python} -u -m lockstep.cluster.job "
+            f"{shlex.quote(str(folder.path))} {job_id}",
+        ]
     )
-    return "\n".join([*cluster.setup, *exports(code), command])
 
 
 def new_id() -> str:

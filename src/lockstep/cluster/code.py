@@ -22,12 +22,11 @@ def files(root: Path) -> list[Path]:
     everything in conf are included. If git tracks nothing here, they are src, conf, and the Python
     files next to them and in packages there.
     """
-    tracked_names = _git(root, "ls-files", "-z")
-    untracked_names = _git(root, "ls-files", "-z", "--others", "--exclude-standard", "--", *NEW)
-    git_paths = [
-        Path(os.fsdecode(name)) for name in (tracked_names + untracked_names).split(b"\0") if name
-    ]
-    paths = git_paths if tracked_names else _files_without_git(root)
+    paths = _git_files(root)
+    if paths:
+        paths += _git_files(root, "--others", "--exclude-standard", "--", *NEW)
+    else:
+        paths = _files_without_git(root)
     # Deleted files and other repositories are left out.
     return sorted({path for path in paths if RUNS not in path.parts and (root / path).is_file()})
 
@@ -39,8 +38,8 @@ def freeze(root: Path, base: Path) -> Path:
     for path in files(root):
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / path, target / path)
-        mode = (root / path).stat().st_mode
-        (target / path).chmod(mode & ~OTHERS)  # A group may share the project.
+        # A group may share the project.
+        (target / path).chmod((root / path).stat().st_mode & ~OTHERS)
     (target / provenance.FROZEN_COMMIT).write_text(f"{provenance.commit(root) or ''}\n")
     return target
 
@@ -52,17 +51,17 @@ def next_folder(base: Path) -> Path:
 
 
 def _files_without_git(root: Path) -> list[Path]:
-    packages = {path.parent for path in root.glob("[!.]*/*.py")}
     paths = [*root.glob("*.py"), *root.glob("src/**/*"), *root.glob("conf/**/*")]
-    for package in packages:
+    for package in {path.parent for path in root.glob("[!.]*/*.py")}:
         paths += package.rglob("*.py")
     return [path.relative_to(root) for path in paths if path.suffix != ".pyc"]
 
 
-def _git(root: Path, *arguments: str) -> bytes:
-    """Return the output of git, which is empty without git or a repository."""
-    command = ["git", "-C", root, *arguments]
+def _git_files(root: Path, *options: str) -> list[Path]:
+    """Return the paths that `git ls-files` lists, which are none without git or a repository."""
+    command = ["git", "-C", root, "ls-files", "-z", *options]
     try:
-        return subprocess.run(command, capture_output=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
-        return b""
+        return []
+    return [Path(name) for name in os.fsdecode(output).split("\0")[:-1]]

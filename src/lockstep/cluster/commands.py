@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lockstep.cluster import jobs, waiting
@@ -20,10 +18,17 @@ from lockstep.runs import permissions
 from lockstep.runs.files import answer, print_json
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
-from lockstep.system import json_output, terminal
+from lockstep.system import json_output
 from lockstep.system.parser import CommandParser
 from lockstep.system.redaction import redact
-from lockstep.system.terminal import duration, new_table, print_table, printable, show_table
+from lockstep.system.terminal import (
+    duration,
+    new_table,
+    print_table,
+    printable,
+    show_table,
+    terminal,
+)
 from lockstep.system.text import plural
 
 NAMES = "id of a job or an array, run folder, or latest"
@@ -38,16 +43,12 @@ def run_jobs_command(argv: Sequence[str]) -> int:
         raise ValueError(
             "a name is empty, perhaps an unset variable: give a job id, a run folder, or latest."
         )
-    return arguments.function(_select_jobs(arguments), arguments)
-
-
-def _select_jobs(arguments: argparse.Namespace) -> list[Job]:
     records = jobs.recorded_jobs(map(Path, [arguments.folder, *arguments.names]))
     if arguments.names or arguments.function != _list:
         records = jobs.select_jobs(records, arguments.names or ["latest"])
-    return jobs.read_jobs(
-        records, is_slurm_needed=arguments.function not in (_list, _show, waiting.result)
-    )
+    is_slurm_needed = arguments.function not in (_list, _show, waiting.result)
+    chosen_jobs = jobs.read_jobs(records, is_slurm_needed=is_slurm_needed)
+    return arguments.function(chosen_jobs, arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,31 +62,28 @@ def _parser() -> argparse.ArgumentParser:
         function: Callable[[list[Job], argparse.Namespace], int],
         help_text: str,
         *,
-        nargs: str = "*",
-    ) -> argparse.ArgumentParser:
+        default: str = "latest",
+    ) -> None:
         subparser = commands.add_parser(
             name,
             help=help_text,
-            description=help_text[0].upper() + help_text[1:] + ".",
+            description=f"{help_text[0].upper()}{help_text[1:]}.",
             epilog=EPILOG,
         )
-        default = (
-            "; default: all" if name == "list" else "; default: latest" if nargs == "*" else ""
-        )
-        subparser.add_argument("names", nargs=nargs, metavar="job", help=NAMES + default)
+        nargs, names = ("*", f"{NAMES}; default: {default}") if default else ("+", NAMES)
+        subparser.add_argument("names", nargs=nargs, metavar="job", help=names)
         subparser.add_argument(
             "--folder", default="outputs", help="where to search for runs; default: outputs"
         )
         subparser.set_defaults(function=function)
-        return subparser
 
-    command("list", _list, "list jobs, newest last")
+    command("list", _list, "list jobs, newest last", default="all")
     command("show", _show, "show the details of a job, and why it is waiting")
     command("wait", waiting.wait, "wait until jobs end; exit code 0 only if all runs are finished")
     command("result", waiting.result, "print summary.json of a run, or a list of several")
-    command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", nargs="+")
-    requeue = command("requeue", _requeue, "resume the runs of ended jobs in new jobs", nargs="+")
-    requeue.add_argument("--trust", action="store_true", help=TRUSTING)
+    command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", default="")
+    command("requeue", _requeue, "resume the runs of ended jobs in new jobs", default="")
+    commands.choices["requeue"].add_argument("--trust", action="store_true", help=TRUSTING)
     for subparser in commands.choices.values():
         json_output.add_option(subparser)
     return parser
@@ -101,36 +99,33 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     else:
-        out = terminal.terminal()
-        print_table(_table(chosen_jobs, out), out)
+        out = terminal()
+        rows = [
+            (
+                job.id,
+                formatting.state(job.state),
+                job.facts["run"],
+                formatting.epochs(job.facts),
+                formatting.best(job.facts),
+                job.reason or formatting.NONE,
+                formatting.time(job.scheduled.elapsed_s or None),
+                job.scheduled.nodes or formatting.NONE,
+            )
+            for job in chosen_jobs
+        ]
+        heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
+        right_heads = ("epoch", "best", "time")
+        print_table(new_table(heads, rows, out, right=right_heads, wraps=("reason",)), out)
     return 0
-
-
-def _table(chosen_jobs: Sequence[Job], out: Console) -> Table:
-    rows = [
-        (
-            job.id,
-            formatting.state(job.state),
-            job.run.name,
-            formatting.epochs(job.facts),
-            formatting.best(job.facts),
-            job.reason or formatting.NONE,
-            formatting.time(job.scheduled.elapsed_s or None),
-            job.scheduled.nodes or formatting.NONE,
-        )
-        for job in chosen_jobs
-    ]
-    heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
-    return new_table(heads, rows, out, right=("epoch", "best", "time"), wraps=("reason",))
 
 
 def _show(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
     if arguments.json:
         values = [jobs.job_facts(job) for job in chosen_jobs]
         print_json(values if len(values) > 1 else values[0])
-        return 0
-    for job in chosen_jobs:
-        show_table(f"Job {job.id}: {job.record.name}", _facts(job))
+    else:
+        for job in chosen_jobs:
+            show_table(f"Job {job.id}: {job.record.name}", _facts(job))
     return 0
 
 
@@ -191,17 +186,14 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if not job.record.is_resumable:
             raise ValueError(f"job {job.id} is a benchmark, which is not resumed: submit it again.")
         if job.exit_code == 0:
-            hint = (
-                ""
-                if job.record.command
-                else f": train longer with {resume_override(job.folder.path)}"
-            )
-            raise ValueError(f"job {job.id} is finished{hint}.")
+            hint = f": train longer with {resume_override(job.folder.path)}"
+            raise ValueError(f"job {job.id} is finished{'' if job.record.command else hint}.")
         permissions.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
-    new_jobs: list[dict[str, str]] = []
+    new_jobs = []
     for job in chosen_jobs:
         job.folder.claim()
-        new_jobs.append({"id": submission.resubmit(job.folder, job.record).id, "was": job.id})
-        print(f"Job {job.id} resumes as job {new_jobs[-1]['id']}.", flush=True)
+        new_id = submission.resubmit(job.folder, job.record).id
+        new_jobs.append({"id": new_id, "was": job.id})
+        print(f"Job {job.id} resumes as job {new_id}.", flush=True)
     answer(new_jobs)
     return 0

@@ -80,17 +80,13 @@ def work(folder: RunFolder, job_id: str) -> int:
     elif code == EXIT_STOPPED:
         return 0  # The code of rank 0 counts.
     if code and world is not None and world.world_size > 1:
-        if code == REQUEUE:  # When srun kills a rank, it exits with the code of that rank.
-            _await_others(folder)
+        # When srun kills a rank, it exits with the code of that rank.
+        deadline = time.monotonic() + OTHERS_S
+        while code == REQUEUE and folder.heartbeats() and time.monotonic() < deadline:
+            time.sleep(0.1)
         # When one rank exits with a code, srun kills the others, which otherwise end by themselves.
         time.sleep(GRACE_S)
     return code
-
-
-def _await_others(folder: RunFolder) -> None:
-    deadline = time.monotonic() + OTHERS_S
-    while folder.heartbeats() and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def _record(folder: RunFolder, job_id: str) -> Record:
@@ -127,14 +123,11 @@ def take_signals() -> None:
 
 
 def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
-    if (
-        job.engine == "slurm"
-        and job.gpus_per_node
-        and (num_gpus := num_visible_gpus()) < job.gpus_per_node
-    ):
-        allocation = f"SLURM shows {plural(num_gpus, 'GPU')} on {socket.gethostname()}"
+    needs_gpus = job.engine == "slurm" and job.gpus_per_node > 0
+    if needs_gpus and num_visible_gpus() < job.gpus_per_node:
         error = (
-            f"cluster.gpus_per_node={job.gpus_per_node}, but {allocation}: "
+            f"cluster.gpus_per_node={job.gpus_per_node}, but SLURM shows "
+            f"{plural(num_visible_gpus(), 'GPU')} on {socket.gethostname()}: "
             "choose another partition, or strategy=cpu"
         )
         folder.record_failure(f"config error: {error}\n")
@@ -163,11 +156,12 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
     for number in STOP_SIGNALS:
         signal.signal(number, forward)
-    environ = {**os.environ, PROJECT: job.code}
     # The process keeps the signals blocked until it has handlers. It also keeps the lock of a
     # background job.
     process = subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *job.command], close_fds=False, env=environ
+        [sys.executable, "-m", "lockstep", *job.command],
+        close_fds=False,
+        env={**os.environ, PROJECT: job.code},
     )
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     code = process.wait()
@@ -209,9 +203,9 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
 
 
 def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
-    limit = f"the limit is cluster.max_requeues={job.cluster['max_requeues']}"
     return (
-        f"requeued {plural(restarts, 'time')}, {limit}: "
+        f"requeued {plural(restarts, 'time')}, the limit is "
+        f"cluster.max_requeues={job.cluster['max_requeues']}: "
         f"resume with lockstep jobs requeue {quote_path(folder.path)}"
     )
 

@@ -13,10 +13,9 @@ from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.runs import discovery, permissions
-from lockstep.runs.discovery import DiscoveredRun
 from lockstep.runs.files import read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
-from lockstep.runs.naming import display_path, quote_path
+from lockstep.runs.naming import quote_path
 from lockstep.system.terminal import printable
 from lockstep.system.text import plural
 
@@ -26,14 +25,14 @@ ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped", "pru
 # These files have the result of a run, a benchmark, a sweep and an evaluation.
 RESULTS = ("summary.json", BENCHMARK, "table.json", "scores.json")
 
-Recorded = tuple[DiscoveredRun, Record]
+Recorded = tuple[RunFolder, Record]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job: its run, its record, the facts of the run, and its state in the scheduler."""
+    """A job: its folder, its record, the facts of its run, and its state in the scheduler."""
 
-    run: DiscoveredRun
+    folder: RunFolder
     record: Record
     facts: dict[str, Any]
     scheduled: Scheduled
@@ -42,10 +41,6 @@ class Job:
     def id(self) -> str:
         """The id of the job, such as 17, 17_3 or local-3fa9c1."""
         return self.record.id
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.run.folder
 
     @property
     def state(self) -> str:
@@ -103,17 +98,14 @@ def recorded_jobs(roots: Iterable[Path]) -> list[Recorded]:
     records: dict[Path, Recorded] = {}
     for root in roots:
         for run in discovery.scan(root, file=JOB).values():
-            path = run.folder.path.resolve()
+            folder = RunFolder(run.folder.path.resolve())
             try:
-                job_record = record.read(RunFolder(path))
+                job_record = record.read(folder)
             except (OSError, ValueError) as error:
                 print(f"lockstep: {error}", file=sys.stderr)
                 continue
             if job_record is not None:
-                records[path] = (
-                    DiscoveredRun(run.id, display_path(path), RunFolder(path)),
-                    job_record,
-                )
+                records[folder.path] = (folder, job_record)
     return sorted(
         records.values(),
         key=lambda pair: (pair[1].submitted, int(pair[1].id.partition("_")[2] or 0)),
@@ -132,15 +124,13 @@ def select_jobs(records: Sequence[Recorded], names: Sequence[str]) -> list[Recor
         ids = [{job_record.id, *job_record.earlier} for _, job_record in records]
         ids = [job_ids | {job_id.partition("_")[0] for job_id in job_ids} for job_ids in ids]
         matches = [pair for pair, job_ids in zip(records, ids, strict=True) if name in job_ids]
-        matches = matches or [pair for pair in records if pair[0].folder.path.is_relative_to(path)]
+        matches = matches or [pair for pair in records if pair[0].path.is_relative_to(path)]
         if not matches and name == "latest":
-            matches = list(records[-1:])
+            matches = records[-1:]
         if not matches:
-            newest = ", ".join(job_record.id for _, job_record in list(reversed(records))[:20])
-            raise ValueError(
-                f"{name} is not a job. Known jobs: "
-                f"{newest or 'none, submit one with cluster=slurm'}."
-            )
+            newest_ids = [job_record.id for _, job_record in records[:-21:-1]]
+            known_jobs = ", ".join(newest_ids) or "none, submit one with cluster=slurm"
+            raise ValueError(f"{name} is not a job. Known jobs: {known_jobs}.")
         jobs_by_id |= {pair[1].id: pair for pair in matches}
     return list(jobs_by_id.values())
 
@@ -151,30 +141,28 @@ def read_jobs(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> l
     If SLURM does not answer, raise ValueError if `is_slurm_needed`, else print the error.
     """
     ids = [job_record.id for _, job_record in records if job_record.engine == "slurm"]
-    states, silence, unsure_ids = dict[str, Scheduled](), None, list[str]()
+    states, silence, is_complete = {}, None, True
     try:
         states = scheduler.states(ids)
     except ValueError as error:
         silence = error
-    # This comes after the states, because a job that has ended wrote its last status before.
-    observations = [(run, job_record, discovery.read_run(run)) for run, job_record in records]
-    if silence is not None:
-        unsure_ids = [
-            job_record.id
-            for run, job_record, facts in observations
-            if job_record.id in ids and not _has_ended(run.folder, facts)
-        ]
-        if unsure_ids and is_slurm_needed:
-            raise ValueError(f"the state of job {unsure_ids[0]} is unknown: {silence}") from silence
-        if unsure_ids:
-            print(f"lockstep: {silence} The states below are those of the runs.", file=sys.stderr)
     jobs = []
-    for run, job_record, facts in observations:
-        is_sure = job_record.id not in unsure_ids
+    for folder, job_record in records:
+        # This comes after the states, because a job that has ended wrote its last status before.
+        facts = discovery.read_run_folder(folder)
+        is_sure = silence is None or job_record.id not in ids
+        if not is_sure and facts["state"] in ENDED:
+            # A job that exited with a code is not requeued.
+            is_sure = isinstance(folder.read_status().get("exit_code"), int)
+        if not is_sure and is_slurm_needed:
+            raise ValueError(f"the state of job {job_record.id} is unknown: {silence}") from silence
+        is_complete = is_complete and is_sure
         scheduled = states.get(job_record.id) or _unscheduled_state(
-            run.folder, job_record, facts["state"], is_sure=is_sure
+            folder, job_record, facts["state"], is_sure=is_sure
         )
-        jobs.append(Job(run, job_record, facts, scheduled))
+        jobs.append(Job(folder, job_record, facts, scheduled))
+    if not is_complete:
+        print(f"lockstep: {silence} The states below are those of the runs.", file=sys.stderr)
     return jobs
 
 
@@ -183,11 +171,8 @@ def jobs_of(folders: Iterable[RunFolder]) -> list[Job]:
 
     Raises ValueError like `record.read` and `read_jobs`.
     """
-    records = [
-        (DiscoveredRun("", display_path(folder.path), folder), record.read(folder))
-        for folder in folders
-    ]
-    return read_jobs([(run, job_record) for run, job_record in records if job_record is not None])
+    records = [(folder, record.read(folder)) for folder in folders]
+    return read_jobs([(folder, job_record) for folder, job_record in records if job_record])
 
 
 def cancel(jobs: Sequence[Job]) -> None:
@@ -248,11 +233,6 @@ def _unscheduled_state(
     return Scheduled(ENDED.get(run_state, end_state))
 
 
-def _has_ended(folder: RunFolder, facts: dict[str, Any]) -> bool:
-    """Return True if the job of a run exited with a code and is not requeued."""
-    return facts["state"] in ENDED and isinstance(folder.read_status().get("exit_code"), int)
-
-
 def resource_text(job: Record) -> str:
     gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
     return (
@@ -274,6 +254,6 @@ def job_facts(job: Job) -> dict[str, Any]:
         "restarts": job.scheduled.restarts,
         "exit_code": job.exit_code,
         "run": {key: value for key, value in job.facts.items() if key != "id"}
-        | {"path": os.fspath(job.folder.path)},
+        | {"path": str(job.folder.path)},
         "record": {key: value for key, value in vars(job.record).items() if key != "id"},
     }

@@ -63,17 +63,13 @@ def read(folder: RunFolder) -> Record | None:
             key: tuple(values[key]) for key in ("earlier", "command") if _has_texts(values.get(key))
         }
         record = Record(**{**values, **lists})
-        invalid_fields = [
-            field.name
-            for field in fields(Record)
-            if not _is_of(getattr(record, field.name), field.type)
-        ]
-        invalid_fields += [] if invalid_fields or ID.fullmatch(record.id) else ["id"]
-        invalid_fields += (
-            [] if invalid_fields or record.pid is None or record.pid in range(1, 2**31) else ["pid"]
-        )
-        if invalid_fields:
-            raise ValueError(f"wrong value of {invalid_fields[0]}")
+        for field in fields(Record):
+            if not _is_of(getattr(record, field.name), field.type):
+                raise ValueError(f"wrong value of {field.name}")
+        if not ID.fullmatch(record.id):
+            raise ValueError("wrong value of id")
+        if record.pid is not None and record.pid not in range(1, 2**31):
+            raise ValueError("wrong value of pid")
     except (TypeError, ValueError) as error:
         raise ValueError(printable(f"{folder.job_file} is not a job record: {error}")) from error
     return record

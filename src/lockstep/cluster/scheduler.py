@@ -16,19 +16,22 @@ TIMEOUT_S = 30.0  # SLURM's tools retry for some seconds.
 # With a separator and without a width, nothing is truncated.
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
 ACCOUNTS = "JobID,State,NodeList,Elapsed,ExitCode"
-LIVE = {
-    *(
-        "PENDING",
-        "CONFIGURING",
-        "RUNNING",
-        "COMPLETING",
-        "SUSPENDED",
-        "REQUEUED",
-        "SIGNALING",
-        "STAGE_OUT",
-    ),
-    *("RESIZING", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "REVOKED"),
-}
+LIVE = (
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+    "SPECIAL_EXIT",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "REVOKED",
+)
 
 
 class Scheduled(NamedTuple):
@@ -61,25 +64,18 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
         squeue, requested_ids, "Invalid job id"
     ):
         # In Lockstep, a stopped run has saved its state and ended.
-        state = "SUSPENDED" if state == "STOPPED" else state
+        state = "suspended" if state == "STOPPED" else state.lower()
         reason = "" if reason == "None" else reason
         wait_status = int(status or 0)
-        code = wait_status >> 8 or _signal_code(wait_status & 127)
-        jobs[job] = Scheduled(
-            state.lower(), reason, nodes, seconds(elapsed), code, int(restarts or 0)
-        )
+        code = _exit_code(wait_status >> 8, wait_status & 127)
+        jobs[job] = Scheduled(state, reason, nodes, seconds(elapsed), code, int(restarts or 0))
     sacct = ("sacct", "--allocations", "--parsable2", f"--format={ACCOUNTS}")
     for job, state, nodes, elapsed, codes in _fields(
         sacct, requested_ids - jobs.keys(), "storage is disabled"
     ):
-        state_name = state.partition(" ")[0]  # The state can be "CANCELLED by 1000".
-        code, number = map(int, codes.split(":"))
-        jobs.setdefault(
-            job,
-            Scheduled(
-                state_name.lower(), "", nodes, seconds(elapsed), code or _signal_code(number)
-            ),
-        )
+        state = state.partition(" ")[0].lower()  # The state can be "CANCELLED by 1000".
+        code = _exit_code(*map(int, codes.split(":")))
+        jobs.setdefault(job, Scheduled(state, "", nodes, seconds(elapsed), code))
     return {job: jobs[job] for job in requested_ids & jobs.keys()}
 
 
@@ -95,12 +91,9 @@ def seconds(duration: str) -> float | None:
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + num_seconds)
 
 
-def _signal_code(number: int) -> int:
-    """Return the exit code that shells report for a process that a signal has ended.
-
-    It is 0 without a signal.
-    """
-    return 128 + number if number else 0
+def _exit_code(code: int, signal_number: int) -> int:
+    """Return the exit code that shells report for a process, which a signal may have ended."""
+    return 128 + signal_number if signal_number and not code else code
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -148,12 +141,12 @@ def call(*command: str, ignored_error: str | None = None) -> str:
             f"{command[0]} is not on this machine: use a login node of the cluster."
         ) from None
     except subprocess.TimeoutExpired:
-        message = (
+        raise ValueError(
             f"{command[0]} did not respond within {TIMEOUT_S:g} s: SLURM is busy or down, "
             "try again later."
-        )
-        raise ValueError(message) from None
+        ) from None
     if process.returncode and (ignored_error is None or ignored_error not in process.stderr):
-        error_text = " ".join((process.stderr.strip() or process.stdout.strip()).splitlines())
-        raise ValueError(f"{command[0]} failed: {error_text or f'exit code {process.returncode}'}")
+        error_text = process.stderr.strip() or process.stdout.strip()
+        error_text = error_text or f"exit code {process.returncode}"
+        raise ValueError(f"{command[0]} failed: {' '.join(error_text.splitlines())}")
     return process.stdout

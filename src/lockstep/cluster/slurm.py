@@ -37,6 +37,14 @@ KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
 ALL = 10**9  # number of parallel tasks of an array, for which submitit's default is 256
 
+ID = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+# By this shell line, the script of a job, which runs outside of any container, requeues the job.
+# When a job is cancelled or preempted, SLURM ends bash itself, which then has another exit code.
+REQUEUE = (
+    f'trap \'if [ $? = {job.REQUEUE} ]; then scontrol requeue "{ID}"; '
+    f"exit {EXIT_STOPPED}; fi' EXIT"
+)
+
 
 class JobPaths(NamedTuple):
     """Folders of a job: its scripts and logs, the copy of the code, and its current folder."""
@@ -57,8 +65,14 @@ def executor(
 
     for folder in paths:  # A name could add a line to the script.
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
-            problem = f"{str(folder)!r} has a character that the script of a job cannot contain"
-            raise ConfigError(Error("value", "the folder", problem, "rename it"))
+            raise ConfigError(
+                Error(
+                    "value",
+                    "the folder",
+                    f"{str(folder)!r} has a character that the script of a job cannot contain",
+                    "rename it",
+                )
+            )
     cluster, num_parallel = config.cluster, config.launcher.parallel
     workers = resolve_workers(config)
     prefix, python = interpreter(cluster)
@@ -85,7 +99,7 @@ def executor(
         nodes=workers.num_nodes,
         ntasks_per_node=workers.num_local,
         setup=[
-            _requeue(),
+            REQUEUE,
             *cluster.setup,
             *exports(paths.code),
             "export SUBMITIT_LOG_LEVEL=WARNING",
@@ -130,20 +144,6 @@ def exports(code: Path) -> list[str]:
     """
     path = shlex.quote(f"{code / 'src'}:{code}")
     return [f"export PYTHONPATH={path}${{PYTHONPATH:+:$PYTHONPATH}}", "export PYTHONSAFEPATH=1"]
-
-
-def _requeue() -> str:
-    """Return the shell line by which the script requeues its job on exit code REQUEUE.
-
-    The script runs outside of any container.
-    """
-    # When a job is cancelled or preempted, SLURM ends bash itself, which then has another exit
-    # code.
-    job_id = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
-    return (
-        f'trap \'if [ $? = {job.REQUEUE} ]; then scontrol requeue "{job_id}"; '
-        f"exit {EXIT_STOPPED}; fi' EXIT"
-    )
 
 
 def script(slurm_executor: "submitit.SlurmExecutor", num_runs: int) -> str:

@@ -15,24 +15,22 @@ def stop(run: str, reason: str) -> int:
 
     Returns the exit code. Raises ValueError.
     """
-    live_jobs: list[jobs.Job] = []
-    if (Path(run) / SWEEP).is_file():
-        folder = RunFolder(Path(run).resolve())
-        permissions.need_made_here(folder, STOP_IT)
-        live_jobs = [
-            job for job in jobs.read_jobs(jobs.recorded_jobs([folder.path])) if job.is_live
-        ]
-        is_running, state = bool(live_jobs) or folder.is_locked() is not False, ""
-        target, subject = f"the sweep in {naming.display_path(folder.path)}", "each trial"
+    is_sweep, live_jobs = (Path(run) / SWEEP).is_file(), []
+    folder = RunFolder(Path(run).resolve()) if is_sweep else naming.find(run)
+    path = naming.display_path(folder.path)
+    permissions.need_made_here(folder, STOP_IT)
+    if is_sweep:
+        recorded_jobs = jobs.read_jobs(jobs.recorded_jobs([folder.path]))
+        live_jobs = [job for job in recorded_jobs if job.is_live]
+        target, subject = f"the sweep in {path}", "each trial"
+        if not live_jobs and folder.is_locked() is False:
+            raise ValueError(f"{target} is not running")
     else:
-        folder = naming.find(run)
-        permissions.need_made_here(folder, STOP_IT)
-        state = folder.read_status().get(
-            "state", "starting" if folder.is_locked() else "not started"
-        )
-        target, subject, is_running = naming.display_path(folder.path), "it", state in LIVE_STATES
-    if not is_running:
-        raise ValueError(f"{target} is not running{f': {state}' if state else ''}")
+        state = "starting" if folder.is_locked() else "not started"
+        state = folder.read_status().get("state", state)
+        target, subject = path, "it"
+        if state not in LIVE_STATES:
+            raise ValueError(f"{target} is not running: {state}")
     # This comes first, because a search would draw further trials otherwise.
     folder.request_stop(reason)
     jobs.stop(live_jobs, reason)

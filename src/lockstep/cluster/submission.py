@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from lockstep.assembly import checkpoints
 from lockstep.cluster import background, code, jobs, record, slurm
-from lockstep.cluster.jobs import Job
 from lockstep.cluster.record import Record
 from lockstep.config import build
 from lockstep.config.checks import slurm_rules
@@ -64,7 +63,7 @@ def start(config: Config, overrides: Sequence[str], path: Path | None) -> tuple[
             overrides,
             checkpoints.initial_checkpoint(config.init_from),
         )
-        _submit(folder, config, Work(config.run_name))
+        submit(folder, config, Work(config.run_name))
         if path is None:
             naming.link_latest(Path("outputs").resolve(), folder.path)
     return folder, 0
@@ -86,7 +85,7 @@ def start_command(
         _dry_run(config, name, path, is_head=is_head)
         return 0
     with _new_folder(path, name) as folder:
-        submit_command(folder, arguments_in(folder), config, name=name, is_head=is_head)
+        submit(folder, config, Work(name, "command", arguments_in(folder), is_head))
     return 0
 
 
@@ -96,8 +95,7 @@ def _new_folder(path: Path | None, name: str) -> Iterator[RunFolder]:
 
     It is removed if nothing is submitted.
     """
-    if path is not None:
-        _need_empty(path)
+    _need_empty(path)
     folder = permissions.open_new(path or naming.create_path(Path("outputs"), name, datetime.now()))
     try:
         yield folder
@@ -109,9 +107,9 @@ def _new_folder(path: Path | None, name: str) -> Iterator[RunFolder]:
 
 def _dry_run(config: Config, name: str, path: Path | None, *, is_head: bool = False) -> RunFolder:
     """Print the script of a job, and return the folder that it would have."""
-    if path is not None:
-        _need_empty(path)
-    folder = RunFolder((path or naming.free_path(Path("outputs"), name, datetime.now())).resolve())
+    _need_empty(path)
+    path = path or naming.free_path(Path("outputs"), name, datetime.now())
+    folder = RunFolder(path.resolve())
     print(script(folder, config, name=name, is_head=is_head), end="")
     return folder
 
@@ -126,15 +124,29 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
         return folder, 0
     with runner.lock_run(folder):  # It raises an error if another process trains the run.
         pass
-    _submit(folder, config, Work(config.run_name))
+    submit(folder, config, Work(config.run_name))
     return folder, 0
 
 
-def _submit(folder: RunFolder, config: Config, work: Work) -> None:
+def submit(folder: RunFolder, config: Config, work: Work) -> None:
     """Submit a run or a command, and print how to follow it. Raises ConfigError."""
     with interruptible():
         (job,) = submit_all([(folder, config)], work, base=folder)
-        _show(folder, job, config)
+        answer({"job": job.id, "path": str(folder.path)})
+        if config.silent:
+            return
+        rows = [
+            ("job", job.id),
+            ("workers", jobs.resource_text(job)),
+            ("run folder", display_path(folder.path)),
+            ("follow", jobs.follow_command(job)),
+            ("wait", f"lockstep jobs wait {job.id}"),
+            ("cancel", f"lockstep jobs cancel {job.id}"),
+        ]
+        if job.is_head or not job.command:
+            rows.append(("watch", f"lockstep board --logdir {quote_path(folder.path)}"))
+        title = "Submitted to SLURM" if job.engine == "slurm" else "Started in the background"
+        show_table(title, rows)
 
 
 def submit_all(
@@ -167,7 +179,7 @@ def submit_all(
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier_records = [record.read(folder) for folder in folders]
     code_copy = old_code or code.freeze(project_root(), base.code)
-    records: list[Record] = []
+    records = []
     try:
         # A Ctrl-C in the terminal also reaches sbatch, which may have submitted the job without
         # having printed its id.
@@ -177,9 +189,11 @@ def submit_all(
                     background.start(cluster, folder, code=code_copy, cwd=cwd) for folder in folders
                 ]
             else:
-                paths = slurm.JobPaths(files=base.job_files, code=code_copy, cwd=cwd)
                 slurm_executor = slurm.executor(
-                    first_config, name=work.name, paths=paths, is_head=work.is_head
+                    first_config,
+                    name=work.name,
+                    paths=slurm.JobPaths(files=base.job_files, code=code_copy, cwd=cwd),
+                    is_head=work.is_head,
                 )
                 submissions = slurm.submit(slurm_executor, folders)
             for (folder, config), earlier_record, (job_id, log, pid) in zip(
@@ -212,13 +226,9 @@ def submit_all(
                 else:
                     config_file.save(job_config(config), folder.config)
                 folder.forget_end()  # The files are those of an earlier session.
-                old_status = {"state": "not started", "name": name, **folder.read_status()}
-                new_status = {
-                    "reason": "submitted: see lockstep jobs",
-                    "exit_code": None,
-                    "signal": None,
-                }
-                folder.write_status(**old_status | new_status)
+                status = {"state": "not started", "name": name, **folder.read_status()}
+                status |= {"reason": "submitted: see lockstep jobs"}
+                folder.write_status(**status | {"exit_code": None, "signal": None})
                 # This comes last, because the job begins when the record is there.
                 job_record.save(folder)
                 records.append(job_record)
@@ -234,16 +244,6 @@ def submit_all(
             )
         raise
     return records
-
-
-def submit_command(
-    folder: RunFolder, arguments: Sequence[str], config: Config, *, name: str, is_head: bool = False
-) -> None:
-    """Submit `lockstep ARGUMENTS`, and print how to follow it.
-
-    Every task executes the command, or only one if `is_head`.
-    """
-    _submit(folder, config, Work(name, "command", arguments, is_head))
 
 
 def add_ignored_conf(arguments: Sequence[str]) -> list[str]:
@@ -270,14 +270,11 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(config_file.to_this_version(tree))
     # Other checks are left out, because targets may exist only in that code.
-    errors = [*resolve_workers(config).errors, *slurm_rules.errors(config)]
-    if errors:
+    if errors := [*resolve_workers(config).errors, *slurm_rules.errors(config)]:
         raise ConfigError(*errors)
+    runs, work = [(folder, config)], Work(job.name, job.task, job.command, job.is_head)
     with interruptible():
-        work = Work(job.name, job.task, job.command, job.is_head)
-        return submit_all(
-            [(folder, config)], work, base=folder, old_code=old_code, cwd=Path(job.cwd)
-        )[0]
+        return submit_all(runs, work, base=folder, old_code=old_code, cwd=Path(job.cwd))[0]
 
 
 def job_config(config: Config) -> Config:
@@ -301,13 +298,17 @@ def refuse_live(folder: RunFolder) -> None:
     Also raise it if that is possible because SLURM does not answer.
     """
     for job in live_jobs([folder]):
-        hint = f"lockstep jobs cancel {job.id} first"
         raise ConfigError(
-            Error("busy", display_path(folder.path), f"has job {job.id}, {job.state}", hint)
+            Error(
+                "busy",
+                display_path(folder.path),
+                f"has job {job.id}, {job.state}",
+                f"lockstep jobs cancel {job.id} first",
+            )
         )
 
 
-def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
+def live_jobs(folders: Iterable[RunFolder]) -> list[jobs.Job]:
     """Return the jobs of runs that are pending or running.
 
     Raises ConfigError if SLURM does not answer.
@@ -318,20 +319,14 @@ def live_jobs(folders: Iterable[RunFolder]) -> list[Job]:
         raise ConfigError(*errors_of(error)) from error
 
 
-def _need_empty(path: Path) -> None:
-    """Raise ConfigError for a folder that is not empty.
+def _need_empty(path: Path | None) -> None:
+    """Raise ConfigError for a named folder that is not empty.
 
     A run is removed together with its folder.
     """
-    if RunFolder(path).config.exists():
-        raise ConfigError(
-            Error(
-                "exists",
-                str(path),
-                "already contains a run",
-                f"resume it with {resume_override(path)}",
-            )
-        )
+    if path is None:
+        return
+    runner.need_no_run(path)
     if path.is_dir() and any(path.iterdir()):
         raise ConfigError(
             Error(
@@ -353,23 +348,10 @@ def script(
     code_copy = code.next_folder(base.code)
     if config.cluster.name == "local":
         return background.script(config.cluster, base, code_copy, background.new_id()) + "\n"
-    paths = slurm.JobPaths(files=base.job_files, code=code_copy, cwd=Path.cwd())
-    slurm_executor = slurm.executor(config, name=name, paths=paths, is_head=is_head)
+    slurm_executor = slurm.executor(
+        config,
+        name=name,
+        paths=slurm.JobPaths(files=base.job_files, code=code_copy, cwd=Path.cwd()),
+        is_head=is_head,
+    )
     return slurm.script(slurm_executor, num_runs)
-
-
-def _show(folder: RunFolder, job: Record, config: Config) -> None:
-    answer({"job": job.id, "path": str(folder.path)})
-    if config.silent:
-        return
-    rows = [
-        ("job", job.id),
-        ("workers", jobs.resource_text(job)),
-        ("run folder", display_path(folder.path)),
-        ("follow", jobs.follow_command(job)),
-        ("wait", f"lockstep jobs wait {job.id}"),
-        ("cancel", f"lockstep jobs cancel {job.id}"),
-    ]
-    if job.is_head or not job.command:
-        rows.append(("watch", f"lockstep board --logdir {quote_path(folder.path)}"))
-    show_table("Submitted to SLURM" if job.engine == "slurm" else "Started in the background", rows)

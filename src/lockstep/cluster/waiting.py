@@ -45,7 +45,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             ended_jobs = [job for job in current_jobs if not job.is_live]
             for job in ended_jobs:
                 if job.id not in reported_ids:
-                    print(f"{job.id}\t{job.state}\t{printable(job.run.name)}", flush=True)
+                    print(f"{job.id}\t{job.state}\t{printable(job.facts['run'])}", flush=True)
             reported_ids |= {job.id for job in ended_jobs}
             if len(ended_jobs) == len(current_jobs):
                 answer([jobs.job_facts(job) for job in ended_jobs])

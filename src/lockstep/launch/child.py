@@ -18,7 +18,6 @@ from typing import NoReturn
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.system import output, processes
-from lockstep.system.processes import close_files
 from lockstep.system.signals import run_exit_functions
 from lockstep.system.terminal import debug
 
@@ -41,10 +40,9 @@ def start(
     sys.stderr.flush()
     numbers = (0, 1, 2) if has_input and sys.stdin is not None else (1, 2)
     files = {number: Connection(os.dup(number)) for number in numbers}
-    arguments = (work, dict(environ), cores, files, log)
     # The type of a context lacks `Process`.
     process = processes.context().Process(  # pyright: ignore[reportAttributeAccessIssue]
-        target=_main, args=arguments
+        target=_main, args=(work, dict(environ), cores, files, log)
     )
     process.start()
     for connection in files.values():
@@ -63,7 +61,7 @@ def _main(
     try:
         threading.Thread(target=_die_with_parent, daemon=True).start()
         processes.share_server()
-        close_files()  # A notebook keeps its umask.
+        processes.close_files()  # A notebook keeps its umask.
         _redirect(files, log)
         if cores:
             os.sched_setaffinity(0, cores)

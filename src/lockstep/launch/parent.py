@@ -96,16 +96,15 @@ class Workers:
                 # Rank 0 listens later, and the others retry until then.
                 listener.bind(("127.0.0.1", 0))
                 for rank in range(self._num_workers):
-                    variables = dict(environ)
+                    variables, store_listener = dict(environ), None
                     log = self._job.folder.rank_log(rank) if rank else self._log
                     if self._is_parallel:
+                        store_listener = None if rank else listener
                         variables |= _rank_variables(
                             rank, self._num_workers, listener.getsockname()[1]
                         )
-                        variables.setdefault(
-                            "OMP_NUM_THREADS", str(max(1, num_cores() // self._num_workers))
-                        )
-                    store_listener = listener if self._is_parallel and rank == 0 else None
+                        num_threads = max(1, num_cores() // self._num_workers)
+                        variables.setdefault("OMP_NUM_THREADS", str(num_threads))
                     work = partial(
                         worker.take_job,
                         self._job,
@@ -204,20 +203,19 @@ class Workers:
             print(report, end="", file=sys.stderr, flush=True)
 
     def _outcome(self, codes: Sequence[int]) -> int:
-        job, first_signal = self._job, self._forwarded[0] if self._forwarded else 0
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
-            return worker.end_aborted(job, self._aborted_by, has_record=True)
-        if first_signal and job.is_unsaved:
-            code = 128 + first_signal
-            if {code, -signal.SIGKILL} & {*codes}:
-                report_end(first_signal)
+            return worker.end_aborted(self._job, self._aborted_by, has_record=True)
+        if self._forwarded and self._job.is_unsaved:
+            code = 128 + self._forwarded[0]
+            if code in codes or -signal.SIGKILL in codes:
+                report_end(self._forwarded[0])
                 return code
         if self._first_failed is None:
             return EXIT_STOPPED if EXIT_STOPPED in codes else 0
         code = codes[self._first_failed]
         if code == EXIT_INTERRUPTED:
             return code
-        if not worker.refusal_errors(job):
+        if not worker.refusal_errors(self._job):
             self._show_failure()
         if code == EXIT_CONFIG:
             return code
@@ -233,20 +231,20 @@ class Workers:
             process.kill()
         for rank, process in enumerate(self._processes):
             process.join()
-            heartbeat.forget(
-                self._job.folder, rank
-            )  # A killed rank could not remove its heartbeat.
+            # A killed rank could not remove its heartbeat.
+            heartbeat.forget(self._job.folder, rank)
 
 
 def _rank_variables(rank: int, num_workers: int, port: int) -> dict[str, str]:
-    variables = {
-        **dict.fromkeys(("RANK", "LOCAL_RANK"), rank),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), num_workers),
-        "GROUP_RANK": 0,
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_WORLD_SIZE": str(num_workers),
+        "GROUP_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": "lockstep",
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_USE_AGENT_STORE": False,  # Rank 0 opens the store.
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # Rank 0 opens the store.
     }
-    return {name: str(value) for name, value in variables.items()}

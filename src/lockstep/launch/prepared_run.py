@@ -16,7 +16,6 @@ from lockstep.config.errors import ConfigError, report
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, runner, worker
-from lockstep.launch.worker import Job
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.process import leave
@@ -55,8 +54,11 @@ def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool
         raise ConfigError(*errors)
     saved_run.progress(folder)  # It raises an error for damaged files.
     if folder.is_locked():
-        path = display_path(folder.path)
-        print(f"{path} is being trained by another process: waiting for it to end", flush=True)
+        print(
+            f"{display_path(folder.path)} is being trained by another process: "
+            "waiting for it to end",
+            flush=True,
+        )
     # Every rank waits here, because one that waits in a collective would time out.
     while folder.is_locked():
         # The signals are blocked until there is a run to stop.
@@ -92,7 +94,7 @@ def _test(folder: RunFolder, config: Config, *, is_worker: bool) -> int:
     Returns the exit code.
     """
     num_workers = resolve_workers(config).world_size
-    job = Job(worker.test, folder, {})
+    job = worker.Job(worker.test, folder, {})
     with runner.lock_run(folder):
         if is_worker and num_workers == 1:
             return worker.run_here(job, None, SignalFlag(has_parent=True))

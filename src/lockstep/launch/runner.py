@@ -15,7 +15,6 @@ from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
-from lockstep.launch.worker import Job
 from lockstep.runs import naming, permissions
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, resume_command, resume_override
@@ -64,8 +63,10 @@ def resume(
         launch.share(resumed_run(folder, config)),
     ):
         if version := config_file.other_version(folder):
-            run = display_path(folder.path)
-            launch.show(f"{run} keeps its settings of {version}; new defaults do not apply")
+            launch.show(
+                f"{display_path(folder.path)} keeps its settings of {version}; new "
+                "defaults do not apply"
+            )
         code = train(folder, launch, hydra=hydra)
     refresh_folds(folder, launch, code)
     return folder, code
@@ -153,15 +154,8 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
             )
             earlier_files = os.listdir(folder.path)
             lock.enter_context(lock_run(folder))
-        if folder.config.exists():
-            raise ConfigError(
-                Error(
-                    "exists",
-                    str(path),
-                    "already contains a run",
-                    f"resume it with {resume_override(folder.path)}",
-                )
-            )
+        if path is not None:
+            need_no_run(path)
         try:
             with access_errors(alternative):
                 save(folder, config, overrides, weights)
@@ -204,12 +198,15 @@ def train(folder: RunFolder, launch: Launch, *, has_test: bool = True, hydra: An
     # The end needs this module, and the source may change during a training.
     if launch.config.data.folds is not None:
         import lockstep.trials.out_of_fold  # noqa: F401
-    options = {"command": resume_command(folder.path), "has_test": has_test}
-    job = Job(worker.train, folder, options, hydra)
+    job = worker.Job(
+        worker.train, folder, {"command": resume_command(folder.path), "has_test": has_test}, hydra
+    )
     if isinstance(launch.signals, SignalList):  # This process forwards such signals.
         if launch.is_parallel:
-            workers = plural(launch.num_workers, "worker")
-            launch.show(f"Starting {workers} for {display_path(folder.path)} ...")
+            launch.show(
+                f"Starting {plural(launch.num_workers, 'worker')} for "
+                f"{display_path(folder.path)} ..."
+            )
         code = parent.run_workers(
             job,
             launch.num_workers,
@@ -232,6 +229,19 @@ def refresh_folds(folder: RunFolder, launch: Launch, code: int) -> None:
         from lockstep.trials import out_of_fold
 
         out_of_fold.refresh(folder, is_silent=launch.config.silent)
+
+
+def need_no_run(path: Path) -> None:
+    """Raise ConfigError for the folder of a run."""
+    if RunFolder(path).config.exists():
+        raise ConfigError(
+            Error(
+                "exists",
+                str(path),
+                "already contains a run",
+                f"resume it with {resume_override(path)}",
+            )
+        )
 
 
 def check_files(config: Config, *, is_new: bool = False) -> None:
@@ -296,11 +306,16 @@ def lock_run(folder: RunFolder) -> Iterator[None]:
         with folder.lock():
             yield
     except BlockingIOError as error:
-        raise ConfigError(
-            Error(
-                "busy",
-                display_path(folder.path),
-                "is being trained by another process",
-                "stop it, or wait for it to end",
-            )
-        ) from error
+        raise busy_error(folder, "trained") from error
+
+
+def busy_error(folder: RunFolder, activity: str) -> ConfigError:
+    """Return the error for a folder that another process has locked."""
+    return ConfigError(
+        Error(
+            "busy",
+            display_path(folder.path),
+            f"is being {activity} by another process",
+            "stop it, or wait for it to end",
+        )
+    )

@@ -3,7 +3,7 @@
 A sweep can also be one job in the background of this machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.cluster import submission
@@ -43,32 +43,28 @@ def start_background(path: Path, config: Config, arguments: Sequence[str]) -> No
         for argument in arguments
         if group_of(argument) != "cluster" and argument not in ("--json", "--trust")
     ]
-    command = [
-        "train",
-        *overrides,
-        "cluster=none",
-        f"hydra.sweep.dir={hydra_text(str(folder.path))}",
-    ]
-    submission.submit_command(
-        folder, submission.add_ignored_conf(command), config, name=_name(config), is_head=True
+    command = submission.add_ignored_conf(
+        [
+            "train",
+            *overrides,
+            "cluster=none",
+            f"hydra.sweep.dir={hydra_text(str(folder.path))}",
+        ]
     )
+    submission.submit(folder, config, submission.Work(_name(config), "command", command, True))
 
 
-def submit(ledger: Ledger, prepared_trials: Sequence[tuple[Trial, Config]]) -> None:
+def submit(ledger: Ledger, trials: Sequence[Trial], configs: Mapping[int, Config]) -> None:
     """Submit the trials that are neither done nor live, and show the table.
 
-    Raises ConfigError.
+    `configs` maps trial numbers to configurations. Raises ConfigError.
     """
-    config = prepared_trials[0][1]
+    config = configs[trials[0].number]
     # A live trial may have a job or not.
-    live_states = {
-        trial.number: trial.state for trial, _ in prepared_trials if trial.state in LIVE_STATES
-    }
+    live_states = {trial.number: trial.state for trial in trials if trial.state in LIVE_STATES}
     live_states |= {number: job.state for number, job in live_jobs(ledger).items()}
     queue = [
-        (trial, trial_config)
-        for trial, trial_config in prepared_trials
-        if trial.state not in DONE and trial.number not in live_states
+        trial for trial in trials if trial.state not in DONE and trial.number not in live_states
     ]
     array = ""
     # The ledger is written even if nothing is submitted, so that the same command resumes these
@@ -78,11 +74,11 @@ def submit(ledger: Ledger, prepared_trials: Sequence[tuple[Trial, Config]]) -> N
         task = "train" if config.sweep.test == "all" else "train-without-test"
         with submission.interruptible():
             records = submission.submit_all(
-                [(trial.folder, trial_config) for trial, trial_config in queue],
+                [(trial.folder, configs[trial.number]) for trial in queue],
                 submission.Work(_name(config), task),
                 base=RunFolder(ledger.path),
             )
-            for (trial, _), record in zip(queue, records, strict=True):
+            for trial, record in zip(queue, records, strict=True):
                 trial.device, array = f"job {record.id}", record.id.partition("_")[0]
                 live_states[trial.number] = "submitted"
             ledger.write()

@@ -82,13 +82,12 @@ def prepare_trial(
         saved_config = config_file.load(folder.config)
         config = Config.model_validate(keep_resolved(config_file.to_tree(config), saved_config))
         _check_same(ledger, trial, saved_config, submission.job_config(config))
-    job_config = submission.job_config(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     # A job may read the files, and its submission writes them again.
     if is_new or (config.cluster.name == "none" and trial.state not in (*DONE, *LIVE_STATES)):
         runner.save(
             folder,
-            job_config,
+            submission.job_config(config),
             trial.overrides,
             checkpoints.initial_checkpoint(config.init_from),
         )
@@ -101,16 +100,14 @@ def _check_same(ledger: Ledger, trial: Trial, saved_config: Config, config: Conf
     The number of workers may change.
     """
     tree = keep_resolved(config_file.to_tree(config), saved_config)
-    before, after = (
-        dict(leaves(config_tree, "")) for config_tree in (config_file.to_tree(saved_config), tree)
-    )
-    for key in {**before, **after}:
+    before = dict(leaves(config_file.to_tree(saved_config), ""))
+    after = dict(leaves(tree, ""))
+    for key in before | after:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
-            trial_label = f"trial {trial.number} of {display_path(ledger.path)}"
             raise ConfigError(
                 Error(
                     "changed",
-                    trial_label,
+                    f"trial {trial.number} of {display_path(ledger.path)}",
                     f"was made with another {key}",
                     "sweep.name=... starts another sweep",
                 )
@@ -129,19 +126,18 @@ def check_study(
     if not ledger.trials:
         return
     if changes := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
-        problem = f"was started with other settings, see {min(changes)}"
         raise ConfigError(
-            Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
+            Error(
+                "changed",
+                display_path(ledger.path),
+                f"was started with other settings, see {min(changes)}",
+                "choose another sweep.name",
+            )
         )
-    first_trial = ledger.trials[0]
-    if first_trial.folder.config.exists():
-        config, _ = compose(first_trial.overrides, first_trial.number)
-        _check_same(
-            ledger,
-            first_trial,
-            config_file.load(first_trial.folder.config),
-            build.resolve_config(config),
-        )
+    trial = ledger.trials[0]
+    if trial.folder.config.exists():
+        config = build.resolve_config(compose(trial.overrides, trial.number)[0])
+        _check_same(ledger, trial, config_file.load(trial.folder.config), config)
 
 
 def run_sweep(
@@ -164,7 +160,6 @@ def run_sweep(
         table, ledger, monitored_objective(config), is_search=config.search is not None
     )
     view = views.View(table_of, total, is_silent=config.silent)
-    course_of = partial(Course, ledger=ledger, pool=pool, num_parallel=num_parallel)
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
@@ -175,32 +170,26 @@ def run_sweep(
 
     print_unless_silent(_first_line(ledger, num_done, total, num_parallel))
     try:
-        code = course_of(source=source, view=view, task=task).run()
+        code = Course(ledger, source, pool, view, num_parallel, task).run()
     finally:
         write(ledger, table_of({}))
     print_unless_silent(source.note)
-    test_trials, no_test_reason = (
-        ([], "") if is_submitted else _trials_to_test(table_of({}), config)
-    )
-    if test_trials:
-        for trial in test_trials:  # The trial may be from an earlier command.
+    tests, no_test_reason = [], ""
+    if not is_submitted:
+        tests, no_test_reason = _trials_to_test(table_of({}), config)
+    if tests:
+        for trial in tests:  # The trial may be from an earlier command.
             project.record(trial.folder)
-        description, best = plural(len(test_trials), "trial"), table_of({}).best
-        if config.sweep.test == "best" and best is not None:
-            is_alone = len(best.trials) == 1
-            description = (
-                f"the best trial, {best.trials[0]}"
-                if is_alone
-                else f"{description} of the best setting"
-            )
-        print_unless_silent(f"Testing {description} ...")
-        silent_view = views.View(table_of, total, is_silent=True)
-        code = course_of(source=Grid(test_trials), view=silent_view, task="test").run() or code
-        write(ledger, table_of({}))
-    fold_lines = out_of_fold.join(ledger, table_of({}))
+        group = " of the best setting" if config.sweep.test == "best" else ""
+        print_unless_silent(f"Testing {plural(len(tests), 'trial')}{group} ...")
+        view = views.View(table_of, total, is_silent=True)
+        code = Course(ledger, Grid(tests), pool, view, num_parallel, "test").run() or code
+    sweep_table = table_of({})
+    write(ledger, sweep_table)
+    fold_lines = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
-        views.show_table(table_of({}), ledger.path)
-    answer({"path": str(ledger.path), **table_facts(ledger, table_of({}))})
+        views.show_table(sweep_table, ledger.path)
+    answer({"path": str(ledger.path), **table_facts(ledger, sweep_table)})
     print_unless_silent("\n".join(fold_lines))
     if is_submitted and pool.trials:
         print_unless_silent(job_pool.remaining_text(ledger, len(pool.trials), arguments))
@@ -219,10 +208,8 @@ def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tup
 
     Raises ConfigError.
     """
-    machine = machine_here()
-    num_parallel = devices.num_parallel(
-        config.launcher, machine, total, list(configs.values()) or [config]
-    )
+    machine, all_configs = machine_here(), list(configs.values()) or [config]
+    num_parallel = devices.num_parallel(config.launcher, machine, total, all_configs)
     for trial_config in configs.values():
         devices.need(trial_config, machine, num_parallel)
 
@@ -235,7 +222,7 @@ def _pool_here(configs: Mapping[int, Config], config: Config, total: int) -> tup
 
 
 def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) -> str:
-    path = display_path(ledger.path)
+    path, trials = display_path(ledger.path), plural(total, "trial")
     verb = "is" if total == 1 else "are"
     if num_done >= total:
         return (
@@ -244,16 +231,12 @@ def _first_line(ledger: Ledger, num_done: int, total: int, num_parallel: int) ->
         )
     schedule = f"{num_parallel} in parallel" if num_parallel > 1 else "one at a time"
     if any(trial.state != "queued" for trial in ledger.trials):
-        return (
-            f"Resuming {path}: {num_done} of {plural(total, 'trial')} {verb} done; "
-            f"the others {schedule}."
-        )
-    return f"A sweep of {plural(total, 'trial')}, {schedule}, in {path}"
+        return f"Resuming {path}: {num_done} of {trials} {verb} done; the others {schedule}."
+    return f"A sweep of {trials}, {schedule}, in {path}"
 
 
 def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], str]:
     """Return the trials to test now, and the reason if the required test is not possible."""
-    rows = [row for row in sweep_table.rows if row.state == "finished"]
     unfinished_rows = [row for row in sweep_table.rows if row.state not in (*DONE, "failed")]
     if config.sweep.test == "none":
         return [], ""
@@ -261,16 +244,16 @@ def _trials_to_test(sweep_table: Table, config: Config) -> tuple[list[Trial], st
         states = ", ".join(f"trial {row.trial.number} is {row.state}" for row in unfinished_rows)
         hint = "Resume by the command that started them, or use sweep.test=none."
         return [], f"No test at the end: {states}. {hint}"
-    if config.sweep.test == "best":
-        best = sweep_table.best
-        if best is None:
-            objective = sweep_table.objective.name
-            hint = "lockstep eval FOLDER/TRIAL tests one trial."
-            return (
-                [],
-                f"No test at the end: no setting has a value of {objective} in all of its trials. "
-                f"{hint}",
-            )
+    rows = [row for row in sweep_table.rows if row.state == "finished"]
+    best = sweep_table.best
+    if config.sweep.test == "best" and best is None:
+        hint = "lockstep eval FOLDER/TRIAL tests one trial."
+        return (
+            [],
+            "No test at the end: no setting has a value of "
+            f"{sweep_table.objective.name} in all of its trials. {hint}",
+        )
+    if config.sweep.test == "best" and best is not None:
         rows = [row for row in rows if row.trial.number in best.trials]
     return [row.trial for row in rows if not row.tests], ""
 
@@ -282,36 +265,31 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     """
     live_jobs = array.live_jobs(ledger)
     if live_jobs and not is_submitted:
-        path = quote_path(ledger.path)
-        trial_label = f"trial {min(live_jobs)} of {display_path(ledger.path)}"
-        hint = f"wait for it, or lockstep jobs cancel {path}; cluster=slurm shows its state"
-        raise ConfigError(Error("busy", trial_label, "has a pending or running job", hint))
+        raise ConfigError(
+            Error(
+                "busy",
+                f"trial {min(live_jobs)} of {display_path(ledger.path)}",
+                "has a pending or running job",
+                f"wait for it, or lockstep jobs cancel {quote_path(ledger.path)}; "
+                "cluster=slurm shows its state",
+            )
+        )
     for trial in ledger.trials:
         if trial.number not in live_jobs and trial.state in LIVE_STATES:
-            problem = "is being trained by another process"
-            raise ConfigError(
-                Error(
-                    "busy",
-                    display_path(trial.folder.path),
-                    problem,
-                    "stop it, or wait for it to end",
-                )
-            )
+            raise runner.busy_error(trial.folder, "trained")
     return live_jobs
 
 
 def machine_here() -> Machine:
     num_gpus = hardware.num_visible_gpus()
-    visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpu_names = (
-        [gpu_name.strip() for gpu_name in visible_gpus.split(",")]
-        if visible_gpus
-        else [str(number) for number in range(num_gpus)]
-    )
+    all_gpus = ",".join(map(str, range(num_gpus)))
+    visible_gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or all_gpus).split(",")
+    gpu_names = [gpu_name.strip() for gpu_name in visible_gpus[:num_gpus]]
     # A quota does not name cores. Random ones are used, because otherwise all containers of a
     # machine would use the first ones.
-    cores = sorted(random.sample(hardware.cores(), hardware.num_cores()))
-    return Machine(tuple(gpu_names[:num_gpus]), tuple(cores))
+    return Machine(
+        tuple(gpu_names), tuple(sorted(random.sample(hardware.cores(), hardware.num_cores())))
+    )
 
 
 @contextlib.contextmanager
@@ -322,7 +300,7 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
     """
     folder = RunFolder(path.resolve())
     if not any(
-        (folder.path / file_name).exists() for file_name in (SWEEP, JOURNAL, folder.facts_file.name)
+        file.exists() for file in (folder.path / SWEEP, folder.path / JOURNAL, folder.facts_file)
     ):
         try:
             permissions.open_new(folder.path).claim()
@@ -334,10 +312,7 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
             stack.enter_context(folder.lock())
             ledger = Ledger.open(folder.path, name, redact(command))
         except BlockingIOError as error:
-            problem = "is being run by another process"
-            raise ConfigError(
-                Error("busy", display_path(path), problem, "stop it, or wait for it to end")
-            ) from error
+            raise runner.busy_error(folder, "run") from error
         # Files of trials are kept, because other processes may train them.
         ledger.stop_flag.remove_leftovers(is_deep=False)
         yield ledger

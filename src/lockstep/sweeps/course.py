@@ -75,14 +75,15 @@ class Course:
             if signal_numbers.count(signal.SIGINT) > 1 or LEAVE in signal_numbers:
                 return EXIT_INTERRUPTED
             if not stop_reason:
-                stop_reason = self._stop_reason(signal_numbers)
+                stop_reason = self.ledger.stop_flag.stop_request()
+                if signal_numbers:
+                    stop_reason = f"signal {signal.Signals(signal_numbers[0]).name}"
                 if stop_reason:
                     self.pool.stop()
                     self.view.report_stop(stop_reason)
                 else:
-                    queue += self.source.propose(
-                        self.num_parallel - len(self.pool.trials) - len(queue)
-                    )
+                    num_free = self.num_parallel - len(self.pool.trials)
+                    queue += self.source.propose(num_free - len(queue))
                     self._start(queue)
             running = self.pool.trials
             if not running and (stop_reason or not queue):
@@ -108,20 +109,13 @@ class Course:
 
     def _end(self, trial: Trial, code: int) -> str:
         recorded_state = trial.state
-        state = {
-            0: "finished",
-            EXIT_STOPPED: "pruned" if recorded_state == "pruned" else "stopped",
-        }.get(code, "failed")
-        # The trial was killed after its summary.
-        if self.task != "test" and recorded_state == "finished":
+        state = {0: "finished", EXIT_STOPPED: "stopped"}.get(code, "failed")
+        # The trial was pruned, or killed after its summary.
+        is_pruned = recorded_state == "pruned" and state == "stopped"
+        if is_pruned or (recorded_state == "finished" and self.task != "test"):
             state = recorded_state
         trial.folder.clear_stop()  # The trial may have finished before it read the request.
         self.ledger.write()
         self.source.record_result(trial, state)
         self.view.report_end(trial, state)
         return state
-
-    def _stop_reason(self, signal_numbers: Sequence[int]) -> str:
-        if signal_numbers:
-            return f"signal {signal.Signals(signal_numbers[0]).name}"
-        return self.ledger.stop_flag.stop_request()

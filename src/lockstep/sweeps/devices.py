@@ -61,9 +61,14 @@ def num_parallel(
     if launcher.parallel != "auto":
         if launcher.parallel > num_devices:
             device_count = plural(num_devices, "GPU" if uses_gpus else "core")
-            key = f"launcher.parallel={launcher.parallel}"
-            problem = f", but this machine has {device_count}"
-            raise ConfigError(Error("machine", key, problem, f"use at most {num_devices}"))
+            raise ConfigError(
+                Error(
+                    "machine",
+                    f"launcher.parallel={launcher.parallel}",
+                    f", but this machine has {device_count}",
+                    f"use at most {num_devices}",
+                )
+            )
         return launcher.parallel
     min_workers = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
     return max(1, min(num_devices // min_workers, num_trials))
@@ -78,18 +83,15 @@ def need(config: Config, machine: Machine, num_parallel: int) -> Need:
     if not _uses_gpus(config, machine):
         return Need(_num_cpu_workers(config), ())
     num_gpus = len(machine.gpus)
-    key_and_problem = (
-        f"trainer.devices={devices}",
-        f", but this machine has {plural(num_gpus, 'GPU')}",
-    )
+    key, problem = f"trainer.devices={devices}", f", but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
         if max(devices) >= num_gpus:
-            raise ConfigError(Error("machine", *key_and_problem, "use smaller numbers"))
+            raise ConfigError(Error("machine", key, problem, "use smaller numbers"))
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // num_parallel)
     if devices > num_gpus:
-        raise ConfigError(Error("machine", *key_and_problem, f"use at most {num_gpus}"))
+        raise ConfigError(Error("machine", key, problem, f"use at most {num_gpus}"))
     return Need(devices, devices)
 
 
@@ -123,32 +125,21 @@ class Devices:
         return slot
 
     def _cores(self, need: Need) -> DeviceSlot | None:
-        free_cores = [
-            core
-            for core in self.machine.cores
-            if all(core not in slot.cores for slot in self.used_slots)
-        ]
+        busy_cores = {core for slot in self.used_slots for core in slot.cores}
+        free_cores = [core for core in self.machine.cores if core not in busy_cores]
         num_cores = len(self.machine.cores)
         count = min(num_cores, max(need.num_workers, num_cores // self.num_parallel))
         slot = DeviceSlot((), tuple(free_cores[:count]), max(1, count // need.num_workers), False)
         return slot if len(free_cores) >= count else None
 
     def _gpus(self, need: Need) -> DeviceSlot | None:
-        num_threads = max(1, len(self.machine.cores) // (self.num_parallel * need.num_workers))
         busy_gpus = {gpu for slot in self.used_slots for gpu in slot.gpus}
+        num_threads = max(1, len(self.machine.cores) // (self.num_parallel * need.num_workers))
         if isinstance(need.gpus, tuple):
-            named_gpus = tuple(self.machine.gpus[position] for position in need.gpus)
-            return (
-                None
-                if busy_gpus & set(named_gpus)
-                else DeviceSlot(named_gpus, (), num_threads, True)
-            )
-        free_gpus = [gpu for gpu in self.machine.gpus if gpu not in busy_gpus]
-        return (
-            DeviceSlot(tuple(free_gpus[: need.gpus]), (), num_threads, False)
-            if len(free_gpus) >= need.gpus
-            else None
-        )
+            gpus = tuple(self.machine.gpus[position] for position in need.gpus)
+            return None if busy_gpus & {*gpus} else DeviceSlot(gpus, (), num_threads, True)
+        gpus = tuple(gpu for gpu in self.machine.gpus if gpu not in busy_gpus)[: need.gpus]
+        return DeviceSlot(gpus, (), num_threads, False) if len(gpus) == need.gpus else None
 
     def give_back(self, slot: DeviceSlot) -> None:
         self.used_slots.remove(slot)

@@ -110,11 +110,14 @@ class JobPool:
 
 def remaining_text(ledger: Ledger, num_live: int, arguments: Sequence[str]) -> str:
     """Describe the jobs that continue without the command, with the commands for them."""
-    command = f"{training_command()} {shlex.join(redact(arguments))}"
-    message = (
-        f"{plural(num_live, 'job')} of the search continue. Resume the command, or stop all trials:"
+    return "\n  ".join(
+        [
+            f"{plural(num_live, 'job')} of the search continue. Resume the command, "
+            "or stop all trials:",
+            f"{training_command()} {shlex.join(redact(arguments))}",
+            f"lockstep stop {quote_path(ledger.path)}",
+        ]
     )
-    return "\n  ".join([message, command, f"lockstep stop {quote_path(ledger.path)}"])
 
 
 def _end(folder: RunFolder, job: jobs.Job | None) -> int:

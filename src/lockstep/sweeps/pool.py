@@ -50,9 +50,12 @@ class Pool:
         if slot is None:
             return False
         trial.device = slot.label
-        work = partial(prepared_run.run_prepared, trial.folder.path, task, is_worker=True)
-        log = trial.folder.path / LOG
-        process = child.start(work, environ_of(slot, os.environ), log=log, cores=slot.cores)
+        process = child.start(
+            partial(prepared_run.run_prepared, trial.folder.path, task, is_worker=True),
+            environ_of(slot, os.environ),
+            log=trial.folder.path / LOG,
+            cores=slot.cores,
+        )
         self.running.append(Running(trial, slot, process))
         return True
 
@@ -61,18 +64,17 @@ class Pool:
 
         Their devices become free.
         """
-        ended = [
-            (active, code)
-            for active in self.running
-            if (code := active.process.exitcode) is not None
-        ]
-        for active, code in ended:
-            self.running.remove(active)
-            self._devices.give_back(active.slot)
-            # The folder of the trial is gone or read-only.
-            with contextlib.suppress(OSError, ValueError):
-                _record_end(active.trial.folder, code)
-        return [(active.trial, code) for active, code in ended]
+        ended = []
+        for active in list(self.running):
+            code = active.process.exitcode
+            if code is not None:
+                self.running.remove(active)
+                self._devices.give_back(active.slot)
+                # The folder of the trial is gone or read-only.
+                with contextlib.suppress(OSError, ValueError):
+                    _record_end(active.trial.folder, code)
+                ended.append((active.trial, code))
+        return ended
 
     def await_end(self, timeout_s: float) -> None:
         """Sleep for `timeout_s`, or until a trial has ended."""

@@ -73,13 +73,21 @@ def study_in(
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
         # By default Optuna uses a link as a lock, and a run folder must not contain links.
-        storage = JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
         study = optuna.create_study(
-            storage=storage, study_name="study", direction=direction, load_if_exists=True
+            storage=JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file)))),
+            study_name="study",
+            direction=direction,
+            load_if_exists=True,
         )
     except (KeyError, OSError, TypeError, ValueError) as error:
-        hint = "remove it, and the same command adds the trials there are to a new one"
-        raise ConfigError(Error("damaged", display_path(file), "cannot be read", hint)) from error
+        raise ConfigError(
+            Error(
+                "damaged",
+                display_path(file),
+                "cannot be read",
+                "remove it, and the same command adds the trials there are to a new one",
+            )
+        ) from error
     if study.directions != [direction]:
         raise ConfigError(
             Error(
@@ -91,11 +99,15 @@ def study_in(
         )
     points = trials_by_point(ledger, space)
     if len(points) < len(ledger.trials):
-        problem = "has several seeds of a point, of an earlier version"
         raise ConfigError(
-            Error("changed", display_path(ledger.path), problem, "choose another sweep.name")
+            Error(
+                "changed",
+                display_path(ledger.path),
+                "has several seeds of a point, of an earlier version",
+                "choose another sweep.name",
+            )
         )
-    last_states: dict[int | None, TrialState] = {}
+    last_states = {}
     for trial in study.get_trials(deepcopy=False):
         number = trial.user_attrs.get(NUMBER)
         if trial.state == TrialState.RUNNING and (number is None or _point(trial) not in points):
@@ -104,14 +116,11 @@ def study_in(
         else:
             last_states[number] = trial.state
     for point, trial in points.items():
-        if trial.number not in last_states or (
-            last_states[trial.number] == TrialState.FAIL and trial.state not in DONE
-        ):
+        last_state = last_states.get(trial.number)
+        if last_state is None or (last_state == TrialState.FAIL and trial.state not in DONE):
             study.enqueue_trial(dict(point), user_attrs={NUMBER: trial.number})
     study.sampler = _sampler(search, len(study.trials))
-    study.pruner = (
-        build.build(search.pruner) if search.pruner is not None else optuna.pruners.NopPruner()
-    )
+    study.pruner = build.build(search.pruner) if search.pruner else optuna.pruners.NopPruner()
     return study
 
 
@@ -130,14 +139,11 @@ def trials_by_point(ledger: Ledger, space: Mapping[str, BaseDistribution]) -> di
     """Return the trial of each point, in the order of their numbers."""
     trials: dict[Point, Trial] = {}
     for trial in ledger.trials:
-        parameters = (
-            (key, distribution, trial.typed[key.lstrip("+")]) for key, distribution in space.items()
-        )
-        point = frozenset(
-            (key, distribution.to_external_repr(distribution.to_internal_repr(value)))
-            for key, distribution, value in parameters
-        )
-        trials[point] = trial
+        point = {}
+        for key, distribution in space.items():
+            value = distribution.to_internal_repr(trial.typed[key.lstrip("+")])
+            point[key] = distribution.to_external_repr(value)
+        trials[frozenset(point.items())] = trial
     return trials
 
 
@@ -203,16 +209,16 @@ class Draws(Grid):
         """The reason for fewer points than requested, or an empty text."""
         if not self._is_stuck:
             return ""
-        sampler = type(self._study.sampler).__name__
         num_done = sum(
             drawn_point.trial.state in DONE
             for drawn_point in self._points.values()
             if drawn_point is not None
         )
-        progress = f"{num_done} of {plural(self._num_trials, 'point')} done"
-        hint = "Use another search.sampler, or a larger space."
         return (
-            f"{sampler} drew only earlier points, {MAX_REPEATS} times in a row: {progress}. {hint}"
+            f"{type(self._study.sampler).__name__} drew only earlier points, "
+            f"{MAX_REPEATS} times in a row: "
+            f"{num_done} of {plural(self._num_trials, 'point')} done. Use another "
+            "search.sampler, or a larger space."
         )
 
     def propose(self, num_free: int) -> Sequence[Trial]:

@@ -14,7 +14,6 @@ from lockstep.config import overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose, sweep_space
 from lockstep.config.composing.compose import Source
-from lockstep.config.composing.sweep_space import Space
 from lockstep.config.errors import ConfigError, Error, errors_of
 from lockstep.config.overrides import Job
 from lockstep.config.schema.configuration import Config
@@ -74,14 +73,22 @@ def check_inputs(configs: Sequence[Config]) -> None:
     Raises it, too, if the sweep would select a trial by the test images. The images of the first
     job are listed, so that what each job would reject is rejected before the first one starts.
     """
-    is_best = configs[0].sweep.test == "best"
-    if is_best and any(config.data.validate_on_test for config in configs):
-        problem = "selects by the validation, which data.validate_on_test=true does on the test"
-        raise ConfigError(Error("conflict", "sweep.test=best", problem, "set sweep.test=all"))
+    is_on_test = any(config.data.validate_on_test for config in configs)
+    if configs[0].sweep.test == "best" and is_on_test:
+        raise ConfigError(
+            Error(
+                "conflict",
+                "sweep.test=best",
+                "selects by the validation, which data.validate_on_test=true does on the test",
+                "set sweep.test=all",
+            )
+        )
     if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
-        for index, config in enumerate(configs):
-            if all(config.data != earlier_config.data for earlier_config in configs[:index]):
+        checked_data = []
+        for config in configs:
+            if config.data not in checked_data:
                 data_presence.check(config.data)
+                checked_data.append(config.data)
         if errors := processes.call(_listing_errors, configs[0]):
             raise ConfigError(*errors)
     for init_from in {config.init_from for config in configs}:
@@ -139,25 +146,24 @@ def _compose_trial(
 
 
 def _run_grid(sweep: Sweep, jobs: Sequence[Job], compose_trial: Compose) -> int:
-    prepared_trials = {}
+    trials: dict[int, Trial] = {}
+    configs: dict[int, Config] = {}
     for job in jobs:
         trial, config = command.prepare_trial(sweep.ledger, job.overrides, compose_trial)
-        prepared_trials[trial.number] = (trial, config)
+        trials[trial.number], configs[trial.number] = trial, config
     if sweep.config.cluster.name == "slurm":
-        array.submit(sweep.ledger, list(prepared_trials.values()))
+        array.submit(sweep.ledger, list(trials.values()), configs)
         return 0
-    remaining_trials = [trial for trial, _ in prepared_trials.values() if trial.state not in DONE]
-    configs = {number: config for number, (_, config) in prepared_trials.items()}
+    remaining_trials = [trial for trial in trials.values() if trial.state not in DONE]
+    num_done = len(trials) - len(remaining_trials)
     return command.run_sweep(
-        sweep,
-        Grid(remaining_trials),
-        configs,
-        total=len(prepared_trials),
-        num_done=len(prepared_trials) - len(remaining_trials),
+        sweep, Grid(remaining_trials), configs, total=len(trials), num_done=num_done
     )
 
 
-def _run_search(sweep: Sweep, search: tuple[list[str], Space], compose_trial: Compose) -> int:
+def _run_search(
+    sweep: Sweep, search: tuple[list[str], sweep_space.Space], compose_trial: Compose
+) -> int:
     from lockstep.sweeps.search import Draws, distributions, study_in  # This imports optuna.
     from lockstep.trials.results import monitored_objective
 
