@@ -12,9 +12,13 @@ def assert_exact(*overrides: str, cwd: Path | str | None = None) -> None:
     folder to start in, or the current folder if None. Raises AssertionError with the complete
     report if something differs or fails, or the configuration has errors.
     """
-    command = [sys.executable, "-m", "lockstep", "verify", *overrides]
     result = subprocess.run(
-        command, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lockstep", "verify", *overrides],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         raise AssertionError(

@@ -47,8 +47,11 @@ class Hosts:
         """Raise Refusal for a request to an unknown host name."""
         host_name = _host_name(request.headers.get("Host", ""))
         if host_name not in self._names and not (self._has_addresses and _is_address(host_name)):
-            problem = f"Runs are not shown under the host name {host_name!r}."
-            raise Refusal(403, f"{problem} Start with --training-hosts NAME to allow it.")
+            raise Refusal(
+                403,
+                f"Runs are not shown under the host name {host_name!r}. "
+                "Start with --training-hosts NAME to allow it.",
+            )
 
 
 class Guard:

@@ -5,7 +5,6 @@ The journal of the study is only read.
 
 import random
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
@@ -13,7 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from lockstep.runs.files import no_link
+from lockstep.runs.files import JsonObject, no_link
 from lockstep.runs.folder import JOURNAL
 
 # The best quarter of 20 finished trials is five, the minimum that Optuna recommends.
@@ -21,7 +20,7 @@ MIN_TRIALS = 20
 SHUFFLES = 19  # Chance exceeds the largest of 19 results in one case of 20.
 
 
-def importance_in(sweep: Path) -> dict[str, Any]:
+def importance_in(sweep: Path) -> JsonObject:
     """Return the importances of the settings for the objective, the largest first.
 
     Their sum is 1. `chance` has the maximum that each setting reaches if the values are shuffled

@@ -21,7 +21,7 @@ from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps, test_result
 from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, naming, permissions
-from lockstep.runs.files import to_json, write_json
+from lockstep.runs.files import JsonObject, to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
 
 if TYPE_CHECKING:
@@ -87,8 +87,9 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
         Only /stop and /notes change anything.
         """
-        files = {f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
-        return files | {
+        return {
+            f"/{path.name}": _file(path) for path in STATIC.iterdir() if path.suffix in TYPES
+        } | {
             "/runs": self._application("GET", self._list),
             "/run": self._application("GET", self._show),
             "/sweep": self._application("GET", self._show_sweep),
@@ -109,7 +110,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             es_module_path="/index.js", tab_name="Training", disable_reload=True
         )
 
-    def _list(self, request: Request) -> dict[str, Any]:
+    def _list(self, request: Request) -> JsonObject:
         """Return all runs and a row for each sweep, with the overrides in which they differ."""
         runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watcher)]
         sweeps = self._sweeps.rows()
@@ -118,7 +119,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         )
         return {"runs": runs, "sweeps": sweeps, "differing": overrides, "folder": self._root.name}
 
-    def _show(self, request: Request) -> dict[str, Any]:
+    def _show(self, request: Request) -> JsonObject:
         """Return the details of one run.
 
         They are rows, the confusion matrix, its commands, and the name of the curve over steps.
@@ -139,7 +140,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             "confusion": discovery.read_confusion(run.folder),
         }
 
-    def _weigh_settings(self, request: Request) -> dict[str, Any]:
+    def _weigh_settings(self, request: Request) -> JsonObject:
         """Return the importance of the settings of a search.
 
         A page requests it when a trial has finished.
@@ -147,10 +148,8 @@ class TrainingPlugin(base_plugin.TBPlugin):
         # TensorBoard does not need optuna, which this module imports.
         from lockstep.board.importance import importance_in
 
-        sweep_name = request.args.get("name")
-        if sweep_name is None or sweep_name not in {
-            run.sweep for run in self._watcher.runs().values()
-        }:
+        sweep_name = request.args.get("name", "")
+        if sweep_name not in {run.sweep for run in self._watcher.runs().values()}:
             raise Refusal(404, "This sweep no longer exists.")
         try:
             return importance_in(self._root / sweep_name)
@@ -158,7 +157,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
             # Optuna does not check the content.
             raise Refusal(404, f"The study cannot be read: {type(error).__name__}.") from error
 
-    def _show_sweep(self, request: Request) -> dict[str, Any]:
+    def _show_sweep(self, request: Request) -> JsonObject:
         try:
             return self._sweeps.describe(request.args.get("name", ""))
         except KeyError as error:
@@ -166,7 +165,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         except (OSError, ValueError) as error:
             raise Refusal(404, f"This sweep cannot be shown: {error}") from error
 
-    def _stop(self, request: Request) -> dict[str, Any]:
+    def _stop(self, request: Request) -> JsonObject:
         self._guard.admit(request)
         run = self._find(_request_body(request).get("run"), is_fresh=True)
         state = discovery.read_run(run)["state"]
@@ -181,25 +180,18 @@ class TrainingPlugin(base_plugin.TBPlugin):
             ) from error
         return {"message": f"Stop requested for {run.name}; it saves a checkpoint first."}
 
-    def _write_notes(self, request: Request) -> dict[str, Any]:
+    def _write_notes(self, request: Request) -> JsonObject:
         self._guard.admit(request, max_bytes=discovery.MAX_NOTES_BYTES)
         body = _request_body(request)
         note, tags = body.get("note"), body.get("tags")
-        if not (
-            isinstance(note, str)
-            and isinstance(tags, list)
-            and all(isinstance(tag, str) for tag in tags)
-        ):
+        texts = [note, *tags] if isinstance(tags, list) else [None]
+        if not all(isinstance(text, str) for text in texts):
             raise Refusal(400, 'Expected {"run": id, "note": text, "tags": [text]}.')
         run = self._find(body.get("run"), is_fresh=True)
         with self._notes_lock:
             if body.get("noted", 0) != discovery.modified_ns(run.folder.notes) / 1e9:
                 raise Refusal(
-                    409,
-                    (
-                        f"Not saved: notes.json of {run.name} was changed elsewhere, "
-                        "or cannot be read."
-                    ),
+                    409, f"Not saved: notes.json of {run.name} was changed, or cannot be read."
                 )
             try:
                 permissions.need_made_here(run.folder, "copy what you need from it")
@@ -217,7 +209,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return run
 
     def _application(
-        self, method: str, answer: Callable[[Request], dict[str, Any]]
+        self, method: str, answer: Callable[[Request], JsonObject]
     ) -> "WSGIApplication":
         """Wrap `answer` as an application for one method under a known host.
 
@@ -238,7 +230,7 @@ class TrainingPlugin(base_plugin.TBPlugin):
         return Request.application(respond)
 
 
-def _request_body(request: Request) -> dict[str, Any]:
+def _request_body(request: Request) -> JsonObject:
     try:
         body = json.loads(request.get_data())
     except (ValueError, RecursionError):

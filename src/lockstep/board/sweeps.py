@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.runs.discovery import RunWatcher, is_number, modified_ns
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import SWEEP, RunFolder
 
 # The same command skips trials in these states.
@@ -17,12 +18,21 @@ DONE = ("finished", "pruned")
 # The state of a sweep is the first of these that a trial has. Live states come first, then the
 # worst ends.
 STATES = (
-    *("training", "validating", "testing", "starting", "stopping"),
-    *("failed", "no signal", "broken", "stopped", "not started", *DONE),
+    "training",
+    "validating",
+    "testing",
+    "starting",
+    "stopping",
+    "failed",
+    "no signal",
+    "broken",
+    "stopped",
+    "not started",
+    *DONE,
 )
 
 
-def test_result(metrics: Mapping[str, float]) -> dict[str, Any]:
+def test_result(metrics: Mapping[str, float]) -> JsonObject:
     """Return the name and the value of the first test metric.
 
     The loss is returned only if there is no other metric.
@@ -43,12 +53,12 @@ class Sweeps:
         # TensorBoard answers each request in a thread.
         self._lock = threading.Lock()
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[JsonObject]:
         """Return a row of the list of runs for each sweep.
 
         The row has the state, the progress, and the results of the best setting.
         """
-        trials: dict[str, dict[RunFolder, dict[str, Any]]] = defaultdict(dict)
+        trials: dict[str, dict[RunFolder, JsonObject]] = defaultdict(dict)
         for run in self._watcher.runs().values():
             if run.sweep is not None:
                 trials[run.sweep][run.folder] = self._watcher.facts(run)
@@ -57,7 +67,7 @@ class Sweeps:
             for sweep_name, facts in trials.items()
         ]
 
-    def _results(self, name: str, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
+    def _results(self, name: str, facts: dict[RunFolder, JsonObject]) -> JsonObject:
         """Return the command of a sweep, and the means of its best setting if it has one."""
         try:
             with self._lock:
@@ -75,7 +85,7 @@ class Sweeps:
     def _sweep(self, name: str) -> "_Sweep":
         return self._sweeps.setdefault(name, _Sweep(RunFolder(self._watcher.root / name)))
 
-    def describe(self, name: str) -> dict[str, Any]:
+    def describe(self, name: str) -> JsonObject:
         """Return a sweep by its name.
 
         Raises KeyError for an unknown sweep, and ValueError for one that cannot be read.
@@ -105,7 +115,7 @@ class _Sweep:
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def read(self, facts: dict[RunFolder, dict[str, Any]]) -> tuple[list[str], Any]:
+    def read(self, facts: dict[RunFolder, JsonObject]) -> tuple[list[str], Any]:
         """Return the command and the table of the sweep.
 
         `facts` are those of its runs so far.
@@ -120,7 +130,6 @@ class _Sweep:
             self._table = None
             self._changed = changed_ns
         objective = results.monitored_objective(self._config)
-        is_search = self._config.search is not None
         is_changed = self._table is None
         for trial in self._ledger.trials:
             version = trial, facts.get(trial.folder), modified_ns(trial.folder.summary)
@@ -134,22 +143,24 @@ class _Sweep:
                 }
         if is_changed:
             self._table = table.table(
-                self._ledger, objective, {}, cache=self._rows, is_search=is_search
+                self._ledger,
+                objective,
+                {},
+                cache=self._rows,
+                is_search=self._config.search is not None,
             )
         return list(map(str, self._ledger.command)), self._table
 
-    def describe(self, facts: dict[RunFolder, dict[str, Any]]) -> dict[str, Any]:
+    def describe(self, facts: dict[RunFolder, JsonObject]) -> JsonObject:
         """Return the table of the sweep for its page."""
         _, table = self.read(facts)
         trials = [self._trial(row, table, facts.get(row.trial.folder, {})) for row in table.rows]
-        metrics = dict.fromkeys([table.objective.name, *table.tests])
+        metrics = [metric for trial in trials for metric in trial["values"]]
         return {
             "keys": table.keys,
             # This is the direction of the first metric, by which the trials are sorted.
             "is_max": table.objective.is_max,
-            "metrics": list(
-                metrics | dict.fromkeys(metric for trial in trials for metric in trial["values"])
-            ),
+            "metrics": list(dict.fromkeys([table.objective.name, *table.tests, *metrics])),
             "trials": trials,
             "repeated": [[row.trial.number for row in rows] for _, rows in table.repeated],
             "groups": [group._asdict() for group in table.groups],
@@ -157,7 +168,7 @@ class _Sweep:
             "is_search": table.is_search,
         }
 
-    def _trial(self, row: Any, table: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    def _trial(self, row: Any, table: Any, facts: JsonObject) -> JsonObject:
         values = self._metrics[row.trial.number] | {table.objective.name: row.value} | row.tests
         return {
             "trial": row.trial.number,
@@ -173,15 +184,14 @@ class _Sweep:
         }
 
 
-def _row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
-    states = {trial["state"] for trial in trials}
+def _row(name: str, trials: list[JsonObject]) -> JsonObject:
     percents = [100.0 if trial["state"] in DONE else trial.get("percent", 0.0) for trial in trials]
     return {
         "id": f"sweep {name}",
         "run": name,
         "trials": [trial["id"] for trial in trials],
         "num_done": sum(trial["state"] in DONE for trial in trials),
-        "state": next(state for state in STATES if state in states),
+        "state": min((trial["state"] for trial in trials), key=STATES.index),
         "percent": statistics.fmean(percents),
         "tags": sorted({tag for trial in trials for tag in trial.get("tags", [])}),
         "started": min((trial["started"] for trial in trials if "started" in trial), default=None),

@@ -1,7 +1,9 @@
 """Collects the errors of a configuration and prints them together, each with its key and a hint."""
 
 import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -15,6 +17,10 @@ from lockstep.system.text import plural
 from lockstep.system.types import MAX_INTEGER
 
 PREFIX = "config error: "
+# Matches from the first line of details to the end.
+HYDRA_DETAILS = re.compile(
+    r"(?ms)^\s*(full_key:|object_type=|Config search path:|To append to your).*"
+)
 Code = Literal[
     "unknown",  # No such setting, option, name or target exists.
     "missing",  # A value, a file, a folder or a definition does not exist.
@@ -57,13 +63,15 @@ class Error(NamedTuple):
         return self._replace(key=f"{location}: {self.key}".rstrip())
 
 
+Errors = Iterator[Error]
+
+
 class ConfigError(ValueError):
     """All errors of a configuration, one line each."""
 
     def __init__(self, *errors: Error) -> None:
-        unique_errors = dict.fromkeys(errors)
         self.errors: list[Error] = [
-            Error(code, *map(redact, fields)) for code, *fields in unique_errors
+            Error(code, *map(redact, fields)) for code, *fields in dict.fromkeys(errors)
         ]
         super().__init__(*self.errors)
 
@@ -117,14 +125,7 @@ def one_line(error: BaseException) -> str:
 
     The internal details that Hydra and OmegaConf append are left out.
     """
-    lines = []
-    for line in str(error).strip().splitlines():
-        if line.strip().startswith(
-            ("full_key:", "object_type=", "Config search path:", "To append to your")
-        ):
-            break
-        lines.append(line)
-    return " ".join(" ".join(lines).split())
+    return " ".join(HYDRA_DETAILS.sub("", str(error)).split())
 
 
 def literal(value: Any) -> str:
@@ -148,19 +149,10 @@ def mismatch(key: str, value: Any, expectation: str, *, as_text: bool) -> Error:
     `as_text` suggests quotes, if the value would be valid as a string.
     """
     value_text = literal(value)
+    error = Error("value", f"{key}={value_text}", f"must be {expectation}")
     if not expectation:
-        return Error("value", f"{key}={value_text}", "is too large", f"{MAX_INTEGER:,} at most")
-    if (
-        expectation.startswith("[")
-        and ", ...]" in expectation
-        and not isinstance(value, list | dict)
-    ):
-        return Error(
-            "value", f"{key}={value_text}", f"must be {expectation}", f"write {key}=[{value_text}]"
-        )
-    return Error(
-        "value",
-        f"{key}={value_text}",
-        f"must be {expectation}",
-        f"write \"{key}='{value_text}'\"" if as_text else "",
-    )
+        return error._replace(problem="is too large", hint=f"{MAX_INTEGER:,} at most")
+    is_list = expectation.startswith("[") and ", ...]" in expectation
+    if is_list and not isinstance(value, list | dict):
+        return error._replace(hint=f"write {key}=[{value_text}]")
+    return error._replace(hint=f"write \"{key}='{value_text}'\"") if as_text else error

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 
@@ -139,11 +139,6 @@ def plan(
             errors.append(typed_text.syntax_error(line))
         except ConfigError as error:
             errors += error.errors
-    intervals = [
-        (override, lines)
-        for override, lines in override_values
-        if isinstance(override.value(), IntervalSweep)
-    ]
     jobs: list[Job] = []
     for number, lines in enumerate(sweep_space.combinations(override_values)):
         if number >= MAX_CHECKED and (errors or jobs[0].config.search is not None):
@@ -153,14 +148,10 @@ def plan(
             job_errors = _sweep_errors(jobs[-1].config, jobs[0].config, command)
         except ConfigError as error:
             job_errors = error.errors
-        errors += [
-            error
-            for error in job_errors
-            if error.key not in {reported_error.key for reported_error in errors}
-        ]
-    if intervals and jobs and jobs[0].config.search is None:
-        interval, ends = intervals[0]
-        errors.append(sweep_space.search_error(interval, *ends))
+        reported_keys = {error.key for error in errors}
+        errors += [error for error in job_errors if error.key not in reported_keys]
+    if jobs and jobs[0].config.search is None:
+        errors += sweep_space.search_errors(override_values)
     if errors:
         raise ConfigError(*errors)
     return Plan(jobs)
@@ -173,13 +164,24 @@ def _sweep_errors(config: Config, first_config: Config, command: Command) -> lis
         if getattr(config, key) != getattr(first_config, key)
     ]
     if unequal_keys:
-        problem = "differs between the jobs of a sweep, which share it"
-        return [Error("conflict", unequal_keys[0], problem, "choose one experiment")]
+        return [
+            Error(
+                "conflict",
+                unequal_keys[0],
+                "differs between the jobs of a sweep, which share it",
+                "choose one experiment",
+            )
+        ]
     # A trial of a search keeps the section.
-    may_search = command.is_multirun or command.saved is not None
-    if config.search is not None and not may_search:
-        hint = "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'"
-        return [Error("conflict", "search", "draws values for a sweep", hint)]
+    if config.search is not None and not command.is_multirun and command.saved is None:
+        return [
+            Error(
+                "conflict",
+                "search",
+                "draws values for a sweep",
+                "add -m and an interval, e.g. 'optimizer.lr=interval(0.01,1)'",
+            )
+        ]
     if config.resume is not None and command.is_multirun:
         return [
             Error(
@@ -311,15 +313,13 @@ def _compose_accepted(
             compose([*accepted_lines, line])
             accepted_lines.append(line)
         except REFUSALS as error:
-            is_complete = is_complete and parse_override(line).key_or_group not in LAST
-            errors.append(_choice_error(line, error, command.options))
+            override = parse_override(line)
+            is_complete = is_complete and override.key_or_group not in LAST
+            errors.append(
+                override_errors.option_error(override, command.options)
+                or Error("failed", line, f": {one_line(error)}")
+            )
     try:
         return compose(accepted_lines) if is_complete else None, errors
     except REFUSALS as error:
         raise ConfigError(Error("failed", "", one_line(error))) from error
-
-
-def _choice_error(line: str, error: Exception, options: Groups) -> Error:
-    return override_errors.option_error(parse_override(line), options) or Error(
-        "failed", line, f": {one_line(error)}"
-    )

@@ -25,19 +25,20 @@ from lockstep.system.launcher import World
 
 # Keys of `data` by which an evaluation selects other images. Keys of the preprocessing are not
 # among them.
-SELECTING = (
-    *(
-        "root",
-        "file",
-        "path_column",
-        "target_columns",
-        "split_column",
-        "val_fraction",
-        "test_fraction",
-        "split_seed",
-    ),
-    *("group", "group_column", "date_column", "test_after"),
-)
+SELECTING = {
+    "root",
+    "file",
+    "path_column",
+    "target_columns",
+    "split_column",
+    "val_fraction",
+    "test_fraction",
+    "split_seed",
+    "group",
+    "group_column",
+    "date_column",
+    "test_after",
+}
 
 
 def run_to_resume(override_lines: Sequence[str]) -> RunFolder | None:
@@ -45,24 +46,24 @@ def run_to_resume(override_lines: Sequence[str]) -> RunFolder | None:
 
     Raises ConfigError if there is no such run.
     """
-    run_name = None
-    for line in override_lines:
-        try:
-            override = parse_override(line)
-        except HydraException:
-            continue  # The check reports it.
-        if (
-            override.key_or_group == "resume"
-            and not override.is_delete()
-            and not override.is_sweep_override()
-        ):
-            run_name = OmegaConf.create({"resume": override.value()}).resume
+    run_name = OmegaConf.create({"resume": _typed_values(override_lines).get("resume")}).resume
     if run_name is None:
         return None
     try:
         return naming.find(str(run_name))
     except FileNotFoundError as error:
         raise ConfigError(Error("missing", "", f"resume={error}")) from error
+
+
+def _typed_values(override_lines: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the overrides that set one, by key. The check reports the others."""
+    values: dict[str, Any] = {}
+    for line in override_lines:
+        with contextlib.suppress(HydraException):
+            override = parse_override(line)
+            if not (override.is_sweep_override() or override.is_delete()):
+                values[override.key_or_group] = override.value()
+    return values
 
 
 def check_resume(
@@ -81,24 +82,27 @@ def check_resume(
     try:
         job = change_run(folder, saved_config, override_lines, source)
     except ConfigError as error:
-        version, path = config_file.other_version(folder), display_path(folder.path)
-        advice = (
-            [Error("changed", path, f"was trained by {version}", "resume with that version")]
-            if version
-            else []
-        )
+        advice = config_file.version_errors(folder, "resume with that version")
         raise ConfigError(*error.errors, *advice) from error
     max_epochs = job.config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        hint = f"set trainer.max_epochs above {max_epochs} to train longer"
         raise ConfigError(
-            Error("exists", f"resume={display_path(folder.path)}", "is finished", hint)
+            Error(
+                "exists",
+                f"resume={display_path(folder.path)}",
+                "is finished",
+                f"set trainer.max_epochs above {max_epochs} to train longer",
+            )
         )
     if max_epochs < epoch:
-        problem = f"is below epoch {epoch}, where {display_path(folder.path)} is already"
         raise ConfigError(
-            Error("range", f"trainer.max_epochs={max_epochs}", problem, "set at least that")
+            Error(
+                "range",
+                f"trainer.max_epochs={max_epochs}",
+                f"is below epoch {epoch}, where {display_path(folder.path)} is already",
+                "set at least that",
+            )
         )
     return job
 
@@ -119,25 +123,14 @@ def replace_images(saved_config: Config, override_lines: Sequence[str]) -> tuple
 
     Also returns whether the overrides select any.
     """
-    selecting_keys = (
-        set(SELECTING).intersection(saved_config.data.arguments())
-        if saved_config.data.target in OF_FILES
-        else ()
-    )
-    changes: dict[str, Any] = {}
-    for line in override_lines:
-        with contextlib.suppress(HydraException):  # The check reports it.
-            override = parse_override(line)
-            section, _, key = override.key_or_group.partition(".")
-            if (
-                section == "data"
-                and key in selecting_keys
-                and not (override.is_sweep_override() or override.is_delete())
-            ):
-                changes[key] = override.value()
-    return saved_config.model_copy(
-        update={"data": saved_config.data.model_copy(update=changes)}
-    ), bool(changes)
+    data = saved_config.data
+    if data.target not in OF_FILES:
+        return saved_config, False
+    values = _typed_values(override_lines)
+    selecting_keys = SELECTING.intersection(data.arguments())
+    changes = {key: values[f"data.{key}"] for key in selecting_keys if f"data.{key}" in values}
+    update = {"data": data.model_copy(update=changes)}
+    return saved_config.model_copy(update=update), bool(changes)
 
 
 def adapt_to_machine(

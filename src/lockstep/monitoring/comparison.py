@@ -8,7 +8,7 @@ import yaml
 
 from lockstep.monitoring import formatting
 from lockstep.runs.discovery import read_run_folder, read_tests, restrict_to_epoch
-from lockstep.runs.files import print_json, read_text
+from lockstep.runs.files import JsonObject, print_json, read_text
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find
 from lockstep.system.redaction import redact
@@ -85,7 +85,7 @@ def differences(folders: Sequence[RunFolder]) -> list[Row]:
     ]
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
+def _settings(folder: RunFolder) -> JsonObject:
     try:
         tree = from_yaml(read_text(folder.config))
         settings = leaves({key: value for key, value in tree.items() if key not in OTHERWISE}, "")
@@ -108,22 +108,19 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
     facts = [restrict_to_epoch(read_run_folder(folder), folder) for folder in folders]
-    tests = [read_tests(folder) for folder in folders]
+    metrics = [
+        run_facts["metrics"] | read_tests(folder)
+        for run_facts, folder in zip(facts, folders, strict=True)
+    ]
 
-    def rows_of(run_values: Sequence[dict[str, Any]], keys: Iterable[str]) -> list[Row]:
+    def rows_of(run_values: Sequence[JsonObject], keys: Iterable[str]) -> list[Row]:
         return [(key, [values.get(key) for values in run_values]) for key in keys]
 
+    def order(metric: str) -> tuple[bool, bool, str]:
+        return metric.startswith("test"), metric.startswith("val"), metric
+
     rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
-    for metrics, is_test in (([run_facts["metrics"] for run_facts in facts], False), (tests, True)):
-        metric_names = {
-            metric
-            for values in metrics
-            for metric in values
-            if metric.startswith("test") == is_test
-        }
-        rows += rows_of(
-            metrics, sorted(metric_names, key=lambda metric: (metric.startswith("val"), metric))
-        )
+    rows += rows_of(metrics, sorted({metric for values in metrics for metric in values}, key=order))
     rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
     return [(key, values) for key, values in rows if any(value is not None for value in values)]
 

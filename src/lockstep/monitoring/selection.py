@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs.discovery import DiscoveredRun, RunWatcher, modified_ns
+from lockstep.runs.files import JsonObject
 
 DEFAULT_ROOT = "outputs"
 
@@ -17,7 +18,7 @@ class Listed:
     """
 
     discovered: DiscoveredRun
-    facts: dict[str, Any]
+    facts: JsonObject
     since: float
 
     def value(self, key: str) -> Any:

@@ -1,13 +1,12 @@
 """`lockstep status`: shows one run, and the commands to use next."""
 
 import time
-from typing import Any
 
 from rich.text import Text
 
 from lockstep.monitoring import formatting
 from lockstep.runs.discovery import has_bad_loss, read_run_folder, restrict_to_epoch
-from lockstep.runs.files import print_json
+from lockstep.runs.files import JsonObject, print_json
 from lockstep.runs.folder import LIVE_STATES, RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_command
 from lockstep.system.terminal import duration, show_table
@@ -28,7 +27,7 @@ def show_status(folder: RunFolder, *, is_json: bool) -> int:
     return 0
 
 
-def _progress(facts: dict[str, Any]) -> Rows:
+def _progress(facts: JsonObject) -> Rows:
     state, is_live = facts["state"], facts["state"] in LIVE_STATES
     steps = f", step {facts['step']:,}" if "step" in facts else ""
     steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
@@ -68,7 +67,7 @@ def _progress(facts: dict[str, Any]) -> Rows:
     return rows + [(metric, formatting.number(value)) for metric, value in facts["metrics"].items()]
 
 
-def _epoch_of_metrics(facts: dict[str, Any]) -> str:
+def _epoch_of_metrics(facts: JsonObject) -> str:
     kind = "best" if facts["state"] == "finished" and "best" in facts else "newest"
     return f"of epoch {facts['metrics_epoch']}, the {kind} one"
 
@@ -78,14 +77,14 @@ def _since(moment: float) -> float:
     return max(0.0, time.time() - moment)
 
 
-def _silence(facts: dict[str, Any]) -> str:
+def _silence(facts: JsonObject) -> str:
     if facts["state"] != "no signal":
         return ""
     ago = f" for {duration(_since(facts['updated']))}" if "updated" in facts else ""
     return f"its process is gone, or {facts.get('host', 'its machine')} has been silent{ago}"
 
 
-def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
+def _process(facts: JsonObject, folder: RunFolder) -> Rows:
     device, updated = facts.get("device", ""), facts.get("updated")
     process = f"pid {facts['pid']}" if "pid" in facts else ""
     process += f" on {facts['host']}" if process and "host" in facts else ""
@@ -102,7 +101,7 @@ def _process(facts: dict[str, Any], folder: RunFolder) -> Rows:
     ]
 
 
-def _next(facts: dict[str, Any], folder: RunFolder) -> tuple[str, str]:
+def _next(facts: JsonObject, folder: RunFolder) -> tuple[str, str]:
     """Return the next action for the state, and its command."""
     run, state, resume = quote_path(folder.path), facts["state"], resume_command(folder.path)
     if state == "stopping":

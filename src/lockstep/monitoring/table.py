@@ -14,7 +14,7 @@ from lockstep.monitoring import formatting
 from lockstep.monitoring.selection import Listed, all_runs, root_of
 from lockstep.runs import naming
 from lockstep.runs.discovery import RunWatcher, differing_overrides
-from lockstep.runs.files import print_json
+from lockstep.runs.files import JsonObject, print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
 from lockstep.system.terminal import new_table, print_line, print_table, printable
@@ -35,8 +35,11 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
     if is_json:
         print_json([_plain_facts(run) for run in runs])
     elif not runs:
-        hint = f"start one with {naming.training_command()}, or name another folder"
-        print(f"No runs below {printable(str(root))}: {hint}.", file=sys.stderr)
+        print(
+            f"No runs below {printable(str(root))}: start one with {naming.training_command()}, "
+            "or name another folder.",
+            file=sys.stderr,
+        )
     else:
         out = terminal.terminal()
         if out.is_terminal:
@@ -47,10 +50,10 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
 
 def _check_column(runs: Sequence[Listed], key: str) -> None:
     if runs and key not in COLUMNS and all(run.value(key) is None for run in runs):
-        metrics = sorted({metric for run in runs for metric in run.facts["metrics"]})
-        columns = ", ".join([*COLUMNS, *metrics])
+        metrics = {metric for run in runs for metric in run.facts["metrics"]}
         raise ValueError(
-            f"--sort {key} is not in any run: choose from {columns}, or a typed setting."
+            f"--sort {key} is not in any run: choose from "
+            f"{', '.join([*COLUMNS, *sorted(metrics)])}, or a typed setting."
         )
 
 
@@ -66,9 +69,9 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
         (overrides[run.discovered.id] or None if is_text else run.value(column), run)
         for run in runs
     ]
-    with_value = [pair for pair in run_values if pair[0] is not None]
-    with_value.sort(key=lambda pair: _order(pair[0]), reverse=column != sort)
-    return [run for _, run in with_value] + [run for value, run in run_values if value is None]
+    run_values.sort(key=lambda pair: _order(pair[0]), reverse=column != sort)
+    run_values.sort(key=lambda pair: pair[0] is None)
+    return [run for _, run in run_values]
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -104,6 +107,6 @@ def _head(root: Path, runs: Sequence[Listed]) -> str:
     return f"{title}, {num_live} live" if num_live else title
 
 
-def _plain_facts(run: Listed) -> dict[str, Any]:
+def _plain_facts(run: Listed) -> JsonObject:
     facts = {key: value for key, value in run.facts.items() if key != "id"}
     return facts | {"path": str(run.discovered.folder.path.resolve())}

@@ -76,8 +76,14 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
     if isinstance(typed_overrides, str) or not all(
         isinstance(argument, str) for argument in typed_overrides
     ):
-        hint = "write ['optimizer.lr=0.1']"
-        raise ConfigError(Error("value", repr(typed_overrides), "is not a list of settings", hint))
+        raise ConfigError(
+            Error(
+                "value",
+                repr(typed_overrides),
+                "is not a list of settings",
+                "write ['optimizer.lr=0.1']",
+            )
+        )
     multirun = ("-m", "--multirun")
     errors = [
         Error("conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep")
@@ -100,9 +106,13 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
             )
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        problem = "started this process, but lockstep.train starts its own workers"
         errors.append(
-            Error("conflict", world.launcher, problem, f"use {world.launcher} with train.py")
+            Error(
+                "conflict",
+                world.launcher,
+                "started this process, but lockstep.train starts its own workers",
+                f"use {world.launcher} with train.py",
+            )
         )
     if errors:
         raise ConfigError(*errors)
@@ -142,15 +152,12 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
         ]
         if len(set(origins)) > 1:
             run_origin, process_origin = origins
-            problem = (
-                f": the run has {package} from {run_origin}, "
-                f"but this process has imported {process_origin}"
-            )
             errors.append(
                 Error(
                     "changed",
                     f"{key}={target}",
-                    problem,
+                    f": the run has {package} from {run_origin}, "
+                    f"but this process has imported {process_origin}",
                     "use another process, or restart this one",
                 )
             )

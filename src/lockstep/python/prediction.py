@@ -38,11 +38,9 @@ class Prediction:
         file, like the properties below.
         """
         values = self._only("class_name", "classes")
-        number = (
-            values.argmax()
-            if self.threshold is None
-            else selective.answers(values.unsqueeze(0), self.threshold)
-        )
+        number = values.argmax()
+        if self.threshold is not None:
+            number = selective.answers(values.unsqueeze(0), self.threshold)
         return (*self.class_names, selective.UNKNOWN)[int(number)]
 
     @property
@@ -58,11 +56,8 @@ class Prediction:
     @property
     def labels(self) -> list[str]:
         """The labels with a probability of at least 0.5."""
-        return [
-            label
-            for label, value in self._dict(self._only("labels", "labels")).items()
-            if value >= CERTAIN
-        ]
+        values = self._dict(self._only("labels", "labels"))
+        return [label for label, value in values.items() if value >= CERTAIN]
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -73,10 +68,9 @@ class Prediction:
         if self.error is not None:
             raise ValueError(self.error)
         if self.kind not in kinds or self.values.dim() != 1:
-            shape = tuple(self.values.shape)
             raise AttributeError(
-                f"A prediction of {self.kind} of shape {shape} has no {property_name}: "
-                "use its values."
+                f"A prediction of {self.kind} of shape {tuple(self.values.shape)} "
+                f"has no {property_name}: use its values."
             )
         return self.values
 
@@ -87,15 +81,12 @@ class Prediction:
     def __repr__(self) -> str:
         if self.error is not None:
             return f"Prediction(error: {self.error})"
-        if self.values.dim() != 1:
+        if self.values.shape != (len(self.class_names),):
             return f"Prediction({self.kind} of shape {tuple(self.values.shape)})"
         if self.kind == "classes":
             return f"Prediction({self.class_name!r}, probability {self.probability:.4f})"
-        if len(self.class_names) != len(self.values):
-            return f"Prediction({len(self.values)} {self.kind})"
-        return f"""Prediction({
-            ", ".join(f"{name!r}: {value:.4g}" for name, value in self._dict(self.values).items())
-        })"""
+        values = [f"{name!r}: {value:.4g}" for name, value in self._dict(self.values).items()]
+        return f"Prediction({', '.join(values)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,10 +125,7 @@ class Predictions(Sequence[Prediction]):
 
     @override
     def __repr__(self) -> str:
-        items = [repr(self[number]) for number in range(min(len(self), MAX_PREDICTIONS_SHOWN))]
-        remainder = (
-            [f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more"]
-            if len(self) > MAX_PREDICTIONS_SHOWN
-            else []
-        )
-        return f"Predictions([{', '.join([*items, *remainder])}])"
+        items = list(map(repr, self[:MAX_PREDICTIONS_SHOWN]))
+        if len(self) > MAX_PREDICTIONS_SHOWN:
+            items.append(f"... {len(self) - MAX_PREDICTIONS_SHOWN:,} more")
+        return f"Predictions([{', '.join(items)}])"

@@ -124,10 +124,10 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     if torch_device.type == "cpu":
         return 1, "cpu"
     number, num_gpus = torch_device.index or 0, hardware.num_visible_gpus()
-    gpus = plural(num_gpus, "GPU")
     if torch_device.type != "cuda" or number >= num_gpus:
         raise ValueError(
-            f'device="{torch_device}" does not exist: this machine has {gpus}; '
+            f'device="{torch_device}" does not exist: '
+            f"this machine has {plural(num_gpus, 'GPU')}; "
             'device="cpu" uses none.'
         )
     return [number], "auto"
@@ -248,8 +248,8 @@ class Predictor:
     @override
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
-        output = f"{len(self.class_names)} {self._module.task.output_noun} of {shape} images"
         return (
-            f"Predictor({self._average or naming.display_path(self.checkpoint)}: {output}, "
+            f"Predictor({self._average or naming.display_path(self.checkpoint)}: "
+            f"{len(self.class_names)} {self._module.task.output_noun} of {shape} images, "
             f"{self.precision} on {self.device})"
         )

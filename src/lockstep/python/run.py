@@ -12,17 +12,15 @@ from lockstep.monitoring.selection import DEFAULT_ROOT, all_runs, root_of
 from lockstep.runs import discovery, naming
 
 FACTS = (
-    *(
-        "epoch",
-        "step",
-        "monitor",
-        "best",
-        "metrics_epoch",
-        "workers",
-        "device",
-        "precision",
-        "images_per_s",
-    ),
+    "epoch",
+    "step",
+    "monitor",
+    "best",
+    "metrics_epoch",
+    "workers",
+    "device",
+    "precision",
+    "images_per_s",
     "elapsed_s",
 )
 
@@ -34,8 +32,7 @@ class Run(Mapping[str, Any]):
     pandas.DataFrame(lockstep.runs()) has its keys as columns. They are the settings, the progress,
     and the metrics of one epoch, `metrics_epoch`. This is the best epoch of a finished run, with
     its test, else the newest. `started` is a datetime in the local time zone, `elapsed_s` is in
-    seconds, and unknown values are None. Raises FileNotFoundError, which names the newest runs, if
-    there is no run.
+    seconds, and unknown values are None. Raises FileNotFoundError if there is no run.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -122,6 +119,5 @@ def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist,
     except for the default.
     """
-    root = root_of(os.fspath(folder))
-    listed_runs = all_runs(discovery.RunWatcher(root, scan_every_s=0.0))
+    listed_runs = all_runs(discovery.RunWatcher(root_of(os.fspath(folder)), scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed_runs]

@@ -114,8 +114,13 @@ def submit(overrides: Sequence[str]) -> list[Job]:
     """
     overrides = configuration.readable(overrides)
     if not configuration.is_sweep(overrides):
-        job_request = configuration.check_request(overrides, is_trusted=False, is_submitted=True)
-        return [Job(request.start(job_request)[0].path)]
+        return [
+            Job(
+                request.start(
+                    configuration.check_request(overrides, is_trusted=False, is_submitted=True)
+                )[0].path
+            )
+        ]
     config = configuration.check_sweep(overrides)
     if config.cluster.name == "none" or (
         config.search is not None and config.cluster.name == "slurm"
@@ -139,10 +144,13 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
 
     Raises ConfigError if the command rejects its settings.
     """
-    command = [sys.executable, "-m", "lockstep", "train", "-m", *overrides]
     # The command has its own session, because otherwise Ctrl-C would reach it twice, which aborts
     # it.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", "train", "-m", *overrides],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         code = process.wait()
     except KeyboardInterrupt:

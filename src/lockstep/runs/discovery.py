@@ -9,12 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lockstep.runs import naming
-from lockstep.runs.files import from_json, read_json
+from lockstep.runs.files import JsonObject, from_json, read_json
 from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, RunFolder
 from lockstep.runs.ranking import LOSS, rank
 
@@ -40,7 +39,6 @@ TEXTS = (
     "mode",
     "weights_sha256",
 )
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,24 +68,23 @@ def scan(root: Path, *, file: str = "config.yaml") -> dict[str, DiscoveredRun]:
                 folder_entries = list(entries)
         except OSError:  # The folder was removed since, or is not readable.
             continue
+        name = os.path.relpath(path, root)
         files = {entry.name for entry in folder_entries if entry.is_file(follow_symlinks=False)}
         if SWEEP in files and depth > 0:  # Inside a sweep, its trials are the rows.
-            sweep = os.path.relpath(path, root)
-        skipped_names = {CODE}
+            sweep = name
         if file in files:
-            run = _discover(RunFolder(path), os.path.relpath(path, root), sweep)
+            run = _discover(RunFolder(path), name, sweep)
             runs[run.id] = run
-            # This folder contains config.yaml files that belong to no run.
-            skipped_names.add(WANDB)
         if depth < DEPTH:
-            subfolders = (
-                entry
+            # WANDB in a run contains config.yaml files that belong to no run.
+            skipped_names = {CODE, WANDB} if file in files else {CODE}
+            stack += [
+                (Path(entry.path), depth + 1, sweep)
                 for entry in folder_entries
                 if entry.is_dir(follow_symlinks=False)
                 and entry.name[0] != "."
                 and entry.name not in skipped_names
-            )
-            stack += [(Path(entry.path), depth + 1, sweep) for entry in subfolders]
+            ]
     return runs
 
 
@@ -95,7 +92,7 @@ def _discover(folder: RunFolder, name: str, sweep: str | None = None) -> Discove
     return DiscoveredRun(hashlib.sha256(os.fsencode(name)).hexdigest()[:16], name, folder, sweep)
 
 
-def read_run_folder(folder: RunFolder) -> dict[str, Any]:
+def read_run_folder(folder: RunFolder) -> JsonObject:
     """Read one run by its folder, as `read_run` does.
 
     `run` is the path as a user types it.
@@ -103,7 +100,7 @@ def read_run_folder(folder: RunFolder) -> dict[str, Any]:
     return read_run(_discover(folder, naming.display_path(folder.path)))
 
 
-def read_run(run: DiscoveredRun) -> dict[str, Any]:
+def read_run(run: DiscoveredRun) -> JsonObject:
     """Read a run, with the known fields of its status that have the right type.
 
     Other fields are ignored, because anybody may have written the file. `state` is one of STATES,
@@ -111,27 +108,25 @@ def read_run(run: DiscoveredRun) -> dict[str, Any]:
     `tags` are present if somebody wrote them, and `noted` is the time of that.
     """
     folder = run.folder
-    overrides = _or_empty(lambda: [str(override) for override in folder.read_overrides()], [])
-    facts: dict[str, Any] = {"id": run.id, "run": run.name, "metrics": {}, "overrides": overrides}
-    facts |= {"sweep": run.sweep} if run.sweep is not None else {}
+    overrides = _or_empty([], folder.read_overrides)
+    facts: JsonObject = {"id": run.id, "run": run.name, "metrics": {}, "overrides": overrides}
+    if run.sweep is not None:
+        facts["sweep"] = run.sweep
     facts |= _notes(folder)
     try:
         status = folder.read_status()
     except (OSError, ValueError) as error:
-        return facts | {
-            "state": "broken",
-            "reason": f"status.json cannot be read: {type(error).__name__}",
-        }
+        reason = f"status.json cannot be read: {type(error).__name__}"
+        return facts | {"state": "broken", "reason": reason}
     if not status:
         return facts | {"state": _state_before_status(folder)}
     if status.get("state") not in STATES:
         return facts | {"state": "broken", "reason": "status.json contains no state of a run"}
     facts |= {name: status[name] for name in NUMBERS if is_number(status.get(name))}
     facts |= {name: status[name][:500] for name in TEXTS if isinstance(status.get(name), str)}
-    if isinstance(status.get("metrics"), dict):
-        facts["metrics"] = {
-            name: value for name, value in status["metrics"].items() if is_number(value)
-        }
+    metrics = status.get("metrics")
+    if isinstance(metrics, dict):
+        facts["metrics"] = {name: value for name, value in metrics.items() if is_number(value)}
     return facts
 
 
@@ -146,7 +141,7 @@ class RunWatcher:
         self._scan_every_s = scan_every_s
         self._next_scan = 0.0
         self._runs: dict[str, DiscoveredRun] = {}
-        self._known: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
+        self._known: dict[str, tuple[tuple[int, int], JsonObject]] = {}
 
     def runs(self, *, is_fresh: bool = False) -> dict[str, DiscoveredRun]:
         """Return the runs by id.
@@ -161,7 +156,7 @@ class RunWatcher:
             self._next_scan = end_s + max(self._scan_every_s, 50 * (end_s - start_s))
         return self._runs
 
-    def facts(self, run: DiscoveredRun) -> dict[str, Any]:
+    def facts(self, run: DiscoveredRun) -> JsonObject:
         change_times = modified_ns(run.folder.status_file), modified_ns(run.folder.notes)
         known_times, facts = self._known.get(run.id, (None, {}))
         if change_times != known_times or facts.get("state") not in ENDED_STATES:
@@ -178,25 +173,19 @@ def modified_ns(path: Path) -> int:
         return 0
 
 
-def differing_overrides(run_facts: list[dict[str, Any]]) -> dict[str, str]:
+def differing_overrides(run_facts: list[JsonObject]) -> dict[str, str]:
     """Return, by run id, the overrides that not all runs of `run_facts` share, in one line.
 
     Keys that distinguish the most runs come first, because a table may truncate the line.
     """
     counts = Counter(override for facts in run_facts for override in set(facts["overrides"]))
-    # For each key, this is the maximum number of runs that share a value.
-    max_counts: dict[str, int] = {}
-    for override, count in counts.items():
-        max_counts[_key(override)] = max(count, max_counts.get(_key(override), 0))
-    num_runs = len(run_facts) if len(run_facts) > 1 else 2
+    # For each key, the number of runs that share its most frequent value comes last, and stays.
+    max_counts = {_key(override): count for override, count in reversed(counts.most_common())}
+    num_runs = max(2, len(run_facts))
 
     def differing_text(overrides: list[str]) -> str:
-        return " ".join(
-            sorted(
-                (override for override in overrides if counts[override] < num_runs),
-                key=lambda override: max_counts[_key(override)],
-            )
-        )
+        differing = [override for override in overrides if counts[override] < num_runs]
+        return " ".join(sorted(differing, key=lambda override: max_counts[_key(override)]))
 
     return {facts["id"]: differing_text(facts["overrides"]) for facts in run_facts}
 
@@ -211,49 +200,45 @@ def resume_command(run: DiscoveredRun) -> str | None:
     Returns None for a live or finished run, and for one without a checkpoint. Also returns None for
     a run that failed because of its loss.
     """
-    folder, facts = run.folder, read_run(run)
-    if (
-        facts["state"] not in ("stopped", "failed", "no signal")
-        or not folder.last_checkpoint.is_file()
-    ):
-        return None
-    if has_bad_loss(facts):
-        return None
-    return naming.resume_command(folder.path)
+    facts = read_run(run)
+    is_unfinished = facts["state"] in ("stopped", "failed", "no signal")
+    if is_unfinished and not has_bad_loss(facts) and run.folder.last_checkpoint.is_file():
+        return naming.resume_command(run.folder.path)
+    return None
 
 
-def has_bad_loss(facts: dict[str, Any]) -> bool:
+def has_bad_loss(facts: JsonObject) -> bool:
     """Return whether a run failed because its loss was NaN or infinite.
 
     It fails again if it is resumed unchanged.
     """
-    return facts["state"] == "failed" and facts.get("reason", "").startswith(
-        "The loss is not finite"
-    )
+    reason = facts.get("reason", "")
+    return facts["state"] == "failed" and reason.startswith("The loss is not finite")
 
 
-def _or_empty(read: Callable[[], T], empty: T) -> T:
-    """Return `read()`, or `empty` for a file that cannot be read."""
+def _or_empty(empty: Any, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Return `read(*arguments)`, or `empty` for a file that cannot be read."""
     try:
-        return read()
+        return read(*arguments)
     except (OSError, ValueError, TypeError):
         return empty
 
 
-def _notes(folder: RunFolder) -> dict[str, Any]:
+def _notes(folder: RunFolder) -> JsonObject:
     """Read the note and the tags of a run, if there are any.
 
     A file that is longer than the board writes is not read.
     """
     changed_ns = modified_ns(folder.notes)
-    content = (
-        _or_empty(partial(read_json, folder.notes, 4 * MAX_NOTES_BYTES), {}) if changed_ns else {}
-    )
-    note, tags = content.get("note"), content.get("tags")
-    facts: dict[str, Any] = {"noted": changed_ns / 1e9} if content else {}
-    facts |= {"note": note} if note and isinstance(note, str) else {}
-    valid_tags = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    return facts | ({"tags": valid_tags} if valid_tags else {})
+    content = _or_empty({}, read_json, folder.notes, 4 * MAX_NOTES_BYTES)
+    note = content.get("note")
+    tags = content.get("tags")
+    facts = {
+        "noted": content and changed_ns / 1e9,
+        "note": isinstance(note, str) and note,
+        "tags": isinstance(tags, list) and [tag for tag in tags if isinstance(tag, str)],
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _state_before_status(folder: RunFolder) -> str:
@@ -267,12 +252,13 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
 
     The list is empty without a readable file.
     """
-    cells = _or_empty(folder.read_metrics, [])
-    rows = [
-        {column: value for column, cell in row.items() if (value := _number(cell)) is not None}
-        for row in cells
-    ]
+    rows = [_numbers(row) for row in _or_empty([], folder.read_metrics)]
     return [row for row in rows if "epoch" in row]
+
+
+def _numbers(row: dict[str, str]) -> dict[str, float]:
+    values = {column: _or_empty(None, from_json, cell) for column, cell in row.items()}
+    return {column: value for column, value in values.items() if is_number(value)}
 
 
 def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dict[str, float]:
@@ -286,34 +272,29 @@ def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dic
     )
 
 
-def restrict_to_epoch(facts: dict[str, Any], folder: RunFolder) -> dict[str, Any]:
+def restrict_to_epoch(facts: JsonObject, folder: RunFolder) -> JsonObject:
     """Return the facts of `read_run`, with metrics of the test and of one epoch, `metrics_epoch`.
 
     For a finished run it is the best epoch, whose network was tested. Otherwise it is the newest
     complete one.
     """
     rows = read_rows(folder)
-    row = rows[-1] if rows else {}
+    if not rows:
+        return facts
+    row = rows[-1]
     if facts["state"] == "finished" and "monitor" in facts:
         row = best_row(rows, facts["monitor"], is_max=facts.get("mode") == "max") or row
-    if row:
-        metrics = {metric: value for metric, value in row.items() if metric not in PROGRESS}
-        return facts | {"metrics": metrics | read_tests(folder), "metrics_epoch": int(row["epoch"])}
-    return facts
-
-
-def _number(cell: str) -> float | None:
-    value = _or_empty(partial(from_json, cell), None)
-    return value if is_number(value) else None
+    metrics = {metric: value for metric, value in row.items() if metric not in PROGRESS}
+    return facts | {"metrics": metrics | read_tests(folder), "metrics_epoch": int(row["epoch"])}
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
-def read_summary(folder: RunFolder) -> dict[str, Any]:
+def read_summary(folder: RunFolder) -> JsonObject:
     """Read the result of a finished run, which is empty without a readable file."""
-    return _or_empty(folder.read_summary, {})
+    return _or_empty({}, folder.read_summary)
 
 
 def read_tests(folder: RunFolder) -> dict[str, float]:
@@ -321,22 +302,20 @@ def read_tests(folder: RunFolder) -> dict[str, float]:
 
     The result is empty for other runs.
     """
-    results = read_summary(folder).items()
-    tests = {
-        field: value
-        for field, value in results
-        if field.startswith("test_") and field != "test_images"
+    return {
+        naming.metric_name(field): value
+        for field, value in read_summary(folder).items()
+        if field.startswith("test_") and field != "test_images" and is_number(value)
     }
-    return {naming.metric_name(field): value for field, value in tests.items() if is_number(value)}
 
 
-def read_confusion(folder: RunFolder) -> dict[str, Any] | None:
+def read_confusion(folder: RunFolder) -> JsonObject | None:
     """Read the newest confusion matrix of a run, or return None if there is none.
 
     The one of the test comes before that of the validation. The keys are `split`, `step`, `classes`
     (C names out of `num_classes`) and `counts` (C, C), with true classes as rows.
     """
     for split in ("test", "val"):
-        if confusion := _or_empty(partial(read_json, folder.confusion(split)), {}):
+        if confusion := _or_empty({}, read_json, folder.confusion(split)):
             return {"split": split, **confusion}
     return None

@@ -19,9 +19,11 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+JsonObject = dict[str, Any]  # with plain values
 
 LEFTOVER = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # matches names that `temporary_name` returns
 # Matches before text that a spreadsheet would run as a formula (OWASP, "CSV injection"). The text
@@ -85,6 +87,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         if error.filename in (None, temporary):  # The error of a full disk does not name the file.
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def create(path: Path, content: str) -> None:
+    """Write a file, unless it exists."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with contextlib.suppress(FileExistsError), parent_of(path) as folder:
+        number = os.open(path.name, flags, 0o644, dir_fd=folder)
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(content)
 
 
 def temporary_name(path: Path) -> str:
@@ -174,11 +185,11 @@ def write_atomically(path: Path, content: str) -> None:
         file.write(content.encode())
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: JsonObject) -> None:
     write_atomically(path, to_json(value) + "\n")
 
 
-def read_json(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> JsonObject:
     """Read a JSON object, also from a .gz file. It is empty without a file.
 
     Raises OSError, or ValueError with the name of the file.
@@ -259,40 +270,38 @@ def _parse_rows(content: bytes) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
-def keep_rows(path: Path, column: str, is_kept: Callable[[int, dict[str, str]], bool]) -> str:
-    """Rewrite a CSV file of `append_rows`, if it exists, with the rows that `is_kept` selects.
+def keep_rows(path: Path, last_epoch: int) -> str:
+    """Rewrite a CSV file of `append_row`, if it exists, with the rows up to `last_epoch`.
 
-    `is_kept` receives the integer in `column`, and the row. A file that another program wrote or
-    damaged is renamed first. Returns a line to print about that, else an empty one.
+    A file that another program wrote or damaged is renamed first. Returns a line to print about
+    that, else an empty one.
     """
     try:
         content = read_bytes(path)
-        rows = _parse_rows(content)
-        is_whole = (
-            _format_rows(rows).encode() == content[: content.rfind(b"\n") + 1]
-            or content.count(b"\n") < 2
-        )
+        all_rows = _parse_rows(content)
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        is_own = content.count(b"\n") < 2 or _format_rows(all_rows).encode() == complete_lines
     except FileNotFoundError:
         return ""
     except ValueError:  # The file is too large.
-        rows, is_whole = [], False
-    numbered_rows = [(int(row[column]), row) for row in rows if row.get(column, "").isdecimal()]
-    is_whole &= len(numbered_rows) == len(rows)
+        all_rows, is_own = [], False
+    rows = [row for row in all_rows if row.get("epoch", "").isdecimal()]
     note = ""
-    if not is_whole:
-        file_names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
-        damaged_path = next(
-            candidate
-            for candidate in map(path.with_name, file_names)
-            if not os.path.lexists(candidate)
-        )
+    if not is_own or len(rows) < len(all_rows):
+        damaged_path = unused_path(path.with_name(f"{path.name}.damaged"))
         path.rename(damaged_path)
         note = (
             f"{path} was damaged or changed: kept as {damaged_path.name}, "
-            f"continued with its {len(numbered_rows)} readable rows"
+            f"continued with its {len(rows)} readable rows"
         )
-    write_rows(path, [row for number, row in numbered_rows if is_kept(number, row)])
+    write_rows(path, [row for row in rows if int(row["epoch"]) <= last_epoch])
     return note
+
+
+def unused_path(path: Path) -> Path:
+    """Return `path`, or if it exists the path with the first unused number: name-2, name-3."""
+    names = itertools.chain([path.name], (f"{path.name}-{i}" for i in itertools.count(2)))
+    return next(path for path in map(path.with_name, names) if not os.path.lexists(path))
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -313,12 +322,12 @@ def uncell(cell: str) -> str:
     return MARKED.sub("", cell)
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[JsonObject]) -> None:
     """Replace a CSV file. Its columns are those of all rows, in order of appearance."""
     write_atomically(path, _format_rows(rows))
 
 
-def _format_rows(rows: list[dict[str, Any]]) -> str:
+def _format_rows(rows: list[JsonObject]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
@@ -327,18 +336,18 @@ def _format_rows(rows: list[dict[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Append rows to a CSV file, which is rewritten if they have a new column."""
+def append_row(path: Path, row: JsonObject) -> None:
+    """Append a row to a CSV file, which is rewritten if the row has a new column."""
     with io.TextIOWrapper(open_to_append(path), newline="") as file:
         _drop_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
-        if all(column in columns for row in rows for column in row):
-            csv.DictWriter(file, columns, lineterminator="\n").writerows(rows)
+        if row.keys() <= set(columns):
+            csv.DictWriter(file, columns, lineterminator="\n").writerow(row)
             file.flush()
             os.fsync(file.fileno())
             return
-    write_rows(path, [*read_rows(path), *rows])
+    write_rows(path, [*read_rows(path), row])
 
 
 def _drop_half_line(file: BinaryIO) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.runs import files
-from lockstep.runs.files import read_json, read_text, write_json
+from lockstep.runs.files import JsonObject, read_json, read_text, write_json
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -153,7 +153,7 @@ class RunFolder:
 
     def read_overrides(self) -> list[str]:
         """Read the overrides of the command line, without secrets."""
-        return self.fact("overrides") or []
+        return list(map(str, self.fact("overrides") or []))
 
     # -- status, summary, metrics and job ----------------------------------------------------------
 
@@ -172,7 +172,7 @@ class RunFolder:
             before = {}
         self.write_status(**{**before, **fields})
 
-    def read_status(self) -> dict[str, Any]:
+    def read_status(self) -> JsonObject:
         """Read the fields of status.json, which are empty before the first status.
 
         A run with a summary is finished, even if it was killed before its last status. A live run
@@ -191,24 +191,24 @@ class RunFolder:
             status["state"] = "stopping"
         return status
 
-    def _is_gone(self, status: dict[str, Any]) -> bool:
+    def _is_gone(self, status: JsonObject) -> bool:
         if status.get("state") not in LIVE_STATES or (is_locked := self.is_locked()):
             return False
         is_here = is_locked is not None and status.get("host") == socket.gethostname()
         return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: JsonObject) -> None:
         write_json(self.summary, summary)
 
-    def read_summary(self) -> dict[str, Any]:
+    def read_summary(self) -> JsonObject:
         """Read the result of a finished run, which is empty for others."""
         return read_json(self.summary)
 
-    def read_job(self) -> dict[str, Any]:
+    def read_job(self) -> JsonObject:
         """Read the record of the job, which is empty for a run that was not submitted."""
         return read_json(self.job_file)
 
-    def write_job(self, record: dict[str, Any]) -> None:
+    def write_job(self, record: JsonObject) -> None:
         write_json(self.job_file, record)
 
     def read_metrics(self) -> list[dict[str, str]]:
@@ -220,24 +220,16 @@ class RunFolder:
 
         Returns a line to print if the file is damaged, else an empty one.
         """
-        return files.keep_rows(self.metrics, "epoch", lambda number, _: number <= epoch)
+        return files.keep_rows(self.metrics, epoch)
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
-        files.append_rows(self.metrics, [row])
+    def append_metrics(self, row: JsonObject) -> None:
+        files.append_row(self.metrics, row)
 
     # -- the request to stop -----------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
         """Request that all ranks stop together. An earlier request keeps its reason."""
-        self._create(self.stop_flag, f"{reason}\n")
-
-    def _create(self, path: Path, content: str) -> None:
-        """Write a file, unless it exists."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with contextlib.suppress(FileExistsError), files.parent_of(path) as folder:
-            number = os.open(path.name, flags, 0o644, dir_fd=folder)
-            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(content)
+        files.create(self.stop_flag, f"{reason}\n")
 
     def stop_reason(self) -> str:
         """Return the reason in STOP, which is empty without a readable file."""
@@ -261,7 +253,7 @@ class RunFolder:
 
     def record_failure(self, report: str) -> None:
         """Keep the first failure. Later ones are mostly its consequences."""
-        self._create(self.failure, report)
+        files.create(self.failure, report)
 
     def failure_cause(self) -> str:
         """Return the line of failure.txt that names the cause, which is empty without a failure."""

@@ -137,9 +137,8 @@ def end_of(folder: RunFolder, rank: int, process_name: str, code: int) -> str:
         stack = ""
     # This is the stack of the thread that received the signal, else that of the main thread, which
     # comes last.
-    current_stack = stack.partition("Current thread")[2]
-    main_stack = stack.rpartition("Thread 0x")[2]
-    stack = (current_stack or main_stack).partition("\n\n")[0]
+    thread_stack = stack.partition("Current thread")[2] or stack.rpartition("Thread 0x")[2]
+    stack = thread_stack.partition("\n\n")[0]
     frames = list(tracebacks.FRAME.finditer(stack))
     if not frames:
         return f"{line}\n"

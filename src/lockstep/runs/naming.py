@@ -1,7 +1,6 @@
 """Names of runs: new folders, `latest`, and how commands refer to a run."""
 
 import contextlib
-import itertools
 import os
 import re
 import secrets
@@ -10,7 +9,8 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from lockstep.runs.folder import CODE, SWEEP, RunFolder
+from lockstep.runs.files import unused_path
+from lockstep.runs.folder import RunFolder
 from lockstep.system.text import expand_path
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # Hydra parses these as another type.
@@ -48,11 +48,7 @@ def free_path(root: Path, name: str, time: datetime) -> Path:
     # The folder belongs to another user.
     if day.exists() and (permissions.exposure(day) or not os.access(day, os.W_OK)):
         day = day.with_name(f"{day.name}_{os.geteuid()}")
-    stem = day / f"{time:%H-%M-%S}_{name}"
-    numbered_paths = (stem.with_name(f"{stem.name}-{attempt}") for attempt in itertools.count(2))
-    return next(
-        path for path in itertools.chain([stem], numbered_paths) if not os.path.lexists(path)
-    )
+    return unused_path(day / f"{time:%H-%M-%S}_{name}")
 
 
 def link_latest(root: Path, path: Path) -> None:
@@ -66,8 +62,11 @@ def link_latest(root: Path, path: Path) -> None:
         os.replace(temporary, root / "latest")
     except PermissionError:
         temporary.unlink()
-        link = display_path(root / "latest")
-        print(f"{link} still points to another run: it belongs to another user", file=sys.stderr)
+        print(
+            f"{display_path(root / 'latest')} still points to another run: "
+            "it belongs to another user",
+            file=sys.stderr,
+        )
 
 
 def latest(root: Path) -> str:
@@ -81,7 +80,7 @@ def link_again(root: Path, path: Path, before: str) -> None:
 
     Nothing changes unless it points to `path`, which was removed.
     """
-    if latest(root) and root / latest(root) == path:
+    if root / latest(root) == path:
         (root / "latest").unlink()
         if before:
             link_latest(root, root / before)
@@ -92,23 +91,12 @@ def find(name: str) -> RunFolder:
 
     Raises FileNotFoundError with a hint.
     """
-    path = expand_path(name)
-    paths = (Path(path), Path("outputs") / path)
-    for path in paths:
-        if (path / "config.yaml").is_file():
-            return RunFolder(path.resolve())
-    for path in paths:
-        is_sweep = (path / SWEEP).is_file()
-        if is_sweep or any(path.glob("*/config.yaml")) or any(path.glob("*/*/config.yaml")):
-            kind = "a sweep" if is_sweep else "a folder of runs"
-            raise FileNotFoundError(
-                f"{name} is {kind}, not a run: lockstep runs {quote_path(path)} lists its runs."
-            )
-    configs = (path for path in Path("outputs").glob("**/config.yaml") if CODE not in path.parts)
-    newest = sorted(configs, key=lambda p: p.stat().st_mtime, reverse=True)[:3]
-    run_list = ", ".join(str(p.parent) for p in newest) or "none below outputs/"
+    path = Path(expand_path(name))
+    for folder in (path, "outputs" / path):
+        if (folder / "config.yaml").is_file():
+            return RunFolder(folder.resolve())
     raise FileNotFoundError(
-        f"{name} is not a run folder: it has no config.yaml. Newest runs: {run_list}."
+        f"{name} is not a run folder: it has no config.yaml. lockstep runs lists the runs."
     )
 
 
@@ -148,13 +136,9 @@ def hydra_text(value: str) -> str:
     if is_plain and not re.search(r"[^a-zA-Z0-9_/.+-]", value):
         return value
     # Hydra unescapes a backslash only in front of a quote.
-    return (
-        '"'
-        + re.sub(
-            r'(?<!\\)(\\*+)("|\Z)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), value
-        )
-        + '"'
-    )
+    value = re.sub(r'(?<!\\)(\\*+)"', r'\1\1\\"', value)
+    value = re.sub(r"(?<!\\)(\\*+)\Z", r"\1\1", value)
+    return f'"{value}"'
 
 
 def resume_override(path: Path) -> str:

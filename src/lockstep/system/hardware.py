@@ -4,12 +4,10 @@ torch is imported only when it is needed.
 """
 
 import ctypes
-import itertools
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -26,31 +24,23 @@ def num_visible_gpus() -> int:
     seconds.
     """
     device_files = os.listdir("/dev") if os.path.isdir("/dev") else []
-    num_present = sum(
-        re.fullmatch(r"nvidia\d+", file_name) is not None for file_name in device_files
-    )
-    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(num_present))))
+    num_present = len([name for name in device_files if re.fullmatch(r"nvidia\d+", name)])
     if not num_present and not ASK_TORCH & set(device_files):
         return 0
-    if not num_present or "MIG" in visible_devices:
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not num_present or "MIG" in (visible_devices or ""):
         import torch
 
         return torch.cuda.device_count()
-    return len(
-        list(
-            itertools.takewhile(
-                partial(_is_gpu, num_present=num_present), visible_devices.split(",")
-            )
-        )
-    )
-
-
-def _is_gpu(entry: str, num_present: int) -> bool:
-    """Return whether an entry of CUDA_VISIBLE_DEVICES is a GPU.
-
-    CUDA ignores all entries after the first invalid one.
-    """
-    return entry.startswith("GPU-") or (entry.strip().isdigit() and int(entry) < num_present)
+    if visible_devices is None:
+        return num_present
+    num_visible = 0
+    for entry in visible_devices.split(","):
+        is_present = entry.strip().isdigit() and int(entry) < num_present
+        if not is_present and not entry.startswith("GPU-"):
+            break  # CUDA ignores all entries after the first invalid one.
+        num_visible += 1
+    return num_visible
 
 
 def cores() -> list[int]:
@@ -122,10 +112,10 @@ def scratch_disks() -> dict[str, dict[str, Any]]:
     """Return path and free bytes of the writable folders of `SCRATCH`, each path once."""
     # The first name of a path stays.
     paths = {os.path.expandvars(name): name for name in reversed(SCRATCH)}
-    writable_paths = [path for path in paths if os.access(path, os.W_OK | os.X_OK)]
     return {
-        paths[path]: {"path": path, "free_bytes": shutil.disk_usage(path).free}
-        for path in reversed(writable_paths)
+        name: {"path": path, "free_bytes": shutil.disk_usage(path).free}
+        for path, name in reversed(paths.items())
+        if os.access(path, os.W_OK | os.X_OK)
     }
 
 

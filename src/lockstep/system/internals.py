@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     BatchNorm = _BatchNorm
     InstanceNorm = _InstanceNorm
 
+_FORK_SERVER: Any = forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+
 
 def __getattr__(name: str) -> Any:
     """Import BatchNorm and InstanceNorm, the base classes of layers, which have no public name.
@@ -307,7 +309,7 @@ def fork_server_pid() -> int | None:
 
     Returns None if this process has not started the server.
     """
-    return _fork_server()._forkserver_pid
+    return _FORK_SERVER._forkserver_pid
 
 
 def keep_fork_server() -> None:
@@ -315,8 +317,4 @@ def keep_fork_server() -> None:
 
     Contrary to its documentation, multiprocessing would start a second one.
     """
-    _fork_server().ensure_running = _do_nothing
-
-
-def _fork_server() -> Any:
-    return forkserver._forkserver  # pyright: ignore[reportAttributeAccessIssue]
+    _FORK_SERVER.ensure_running = _do_nothing

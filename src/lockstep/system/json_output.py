@@ -28,14 +28,7 @@ def reserve() -> None:
     Of several ranks, only rank 0 prints the value.
     """
     if OPTION in sys.argv[1:]:
-        rank = next(
-            (
-                os.environ[variable]
-                for variable in ("RANK", "SLURM_PROCID")
-                if variable in os.environ
-            ),
-            "0",
-        )
+        rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
         _outputs.append(os.dup(1) if rank == "0" else os.open(os.devnull, os.O_WRONLY))
         os.dup2(2, 1)
 
@@ -85,7 +78,7 @@ def close(code: int) -> None:
     if not _outputs:
         return
     value = _values[-1] if _values else {}
-    if code and not _errors and not _values:
+    if code and not (_errors or _values):
         put_errors(f"the command ended with exit code {code}, see standard error")
     if _errors and isinstance(value, dict):
         value = {**value, "errors": _errors}

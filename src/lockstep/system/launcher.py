@@ -63,10 +63,8 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             "unset it, or use torchrun"
         )
 
-    def number(*variables: str, default: int = 0) -> int:
-        return next(
-            (int(environ[variable]) for variable in variables if environ.get(variable)), default
-        )
+    def number(variable: str, default: int = 0) -> int:
+        return int(environ.get(variable) or default)
 
     if "LOCAL_RANK" in environ and "WORLD_SIZE" in environ and "RANK" in environ:
         return World(
@@ -74,29 +72,28 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
             number("RANK"),
             number("LOCAL_RANK"),
             number("GROUP_RANK"),
-            number("WORLD_SIZE", default=1),
+            number("WORLD_SIZE", 1),
             number("LOCAL_WORLD_SIZE"),
         )
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
-        # SLURM_NTASKS counts the tasks that a batch script may still start.
-        num_tasks = number("SLURM_STEP_NUM_TASKS", default=1)
+        node = number("SLURM_NODEID")
+        num_local = counts_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")
+        num_gpus = environ.get("SLURM_GPUS_ON_NODE")
         world = World(
             "srun",
             number("SLURM_PROCID"),
             number("SLURM_LOCALID"),
-            number("SLURM_NODEID"),
-            num_tasks,
-            counts_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or "1")[
-                number("SLURM_NODEID")
-            ],
-            num_gpus_on_node=number("SLURM_GPUS_ON_NODE")
-            if environ.get("SLURM_GPUS_ON_NODE")
-            else None,
+            node,
+            # SLURM_NTASKS counts the tasks that a batch script may still start.
+            number("SLURM_STEP_NUM_TASKS", 1),
+            num_local[node],
+            num_gpus_on_node=int(num_gpus) if num_gpus else None,
         )
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         if "MASTER_ADDR" in environ or nodes is None:
             return world
-        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", "SLURM_STEPID")
+        job = number("SLURM_JOB_ID")
+        step = number("SLURM_STEP_ID", number("SLURM_STEPID"))
         return dataclasses.replace(
             world,
             step=f"{job}-{number('SLURM_RESTART_COUNT')}-{step}",
@@ -126,12 +123,10 @@ def start_once(command: str, environ: MutableMapping[str, str]) -> None:
     """
     if (world := shared_world(environ)) is not None:
         count = world.world_size
-        problem = (
-            f"{world.launcher} started {count} processes of lockstep {command}, "
-            "which starts its own workers"
-        )
         raise ValueError(
-            f"{problem}: start it without {world.launcher}; train -m takes trainer.devices={count}."
+            f"{world.launcher} started {count} processes of lockstep {command}, which starts its "
+            f"own workers: start it without {world.launcher}; "
+            f"train -m takes trainer.devices={count}."
         )
 
 
@@ -142,8 +137,11 @@ def first_node(nodes: str) -> str:
 
 def counts_of_nodes(counts: str) -> list[int]:
     """Return the tasks or cores of each node from SLURM's text, e.g. [3, 3, 1] of "3(x2),1"."""
-    entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
-    return [int(count) for count, times in entries for _ in range(int(times or 1))]
+    return [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+        for _ in range(int(times or 1))
+    ]
 
 
 def step_port(job: int, step: int) -> int:

@@ -98,15 +98,13 @@ def _hide_main() -> Iterator[None]:
 
 def _server_death() -> ServerDied:
     max_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    limit = (
-        ""
-        if max_bytes == resource.RLIM_INFINITY
-        else f" (ulimit -v allows {max_bytes / 2**30:.1f} GiB)"
+    limit = ""
+    if max_bytes != resource.RLIM_INFINITY:
+        limit = f" (ulimit -v allows {max_bytes / 2**30:.1f} GiB)"
+    return ServerDied(
+        f"The process that imports torch for the workers has died, perhaps out of memory{limit}: "
+        "try python -c 'import torch, lightning'."
     )
-    message = (
-        f"The process that imports torch for the workers has died, perhaps out of memory{limit}"
-    )
-    return ServerDied(f"{message}: try python -c 'import torch, lightning'.")
 
 
 class _Process(ForkServerProcess):

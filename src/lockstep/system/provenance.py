@@ -54,12 +54,11 @@ def describe() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    try:
+    with contextlib.suppress(OSError):
         cpu_info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor()
-    match = re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)
-    return match[1] if match else platform.processor()
+        if match := re.search(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE):
+            return match[1]
+    return platform.processor()
 
 
 def commit(root: Path) -> str | None:
@@ -70,19 +69,22 @@ def commit(root: Path) -> str | None:
     # The file exists only in the copy of a job.
     with contextlib.suppress(FileNotFoundError):
         return (root / FROZEN_COMMIT).read_text().strip() or None
-    words = [
-        "git",
-        "-C",
-        root,
-        "describe",
-        "--always",
-        "--exclude=*",
-        "--abbrev=64",
-        "--dirty=+changes",
-    ]
     try:
         return subprocess.run(
-            words, capture_output=True, text=True, timeout=20, check=True
+            [
+                "git",
+                "-C",
+                root,
+                "describe",
+                "--always",
+                "--exclude=*",
+                "--abbrev=64",
+                "--dirty=+changes",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
@@ -174,15 +174,15 @@ def new_table(
 
 
 def print_table(table: Table, out: Console) -> None:
-    out.print(table if out.is_terminal else plain_text(table))
-
-
-def plain_text(renderable: RenderableType, width: int = LOG_WIDTH) -> Text:
-    """Render for a log, without colors and without blanks at the ends of lines."""
-    paper = Console(width=width, color_system=None, force_jupyter=False)
+    """Print a table, in a log without colors and without blanks at the ends of lines."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
     with paper.capture() as capture:
-        paper.print(renderable)
-    return Text("\n".join(line.rstrip() for line in capture.get().splitlines()))
+        paper.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    out.print(Text("\n".join(lines)))
 
 
 def measure(value: float) -> str:

@@ -32,10 +32,9 @@ def project_frames(traceback_text: str) -> list[re.Match[str]]:
 
     They are outside of Lockstep, the standard library and installed packages.
     """
-    frames = FRAME.finditer(traceback_text)
     return [
         frame
-        for frame in frames
+        for frame in FRAME.finditer(traceback_text)
         if not (frame["path"].startswith(LIBRARIES) or INSTALLED.search(frame["path"]))
     ]
 
@@ -116,14 +115,7 @@ def report(failure_text: str, run_paths: tuple[str, str] | None) -> str:
 def _last_project_traceback(failure_text: str) -> str:
     """Return the last traceback of a chain that has own frames, or "" without one."""
     tracebacks = CHAIN.split(failure_text) if TITLE in failure_text else ()
-    return next(
-        (
-            traceback_text
-            for traceback_text in reversed(tracebacks)
-            if project_frames(traceback_text)
-        ),
-        "",
-    )
+    return next(filter(project_frames, reversed(tracebacks)), "")
 
 
 def _source(traceback_text: str) -> str:

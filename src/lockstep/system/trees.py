@@ -1,9 +1,12 @@
 """Reads nested dicts and lists, as in YAML and JSON."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
+
+Tree = dict[str, Any]  # content of a YAML file
+KeyPath = Sequence[str]  # keys from the root to a value
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # uses libyaml if PyYAML has it
 MAX_DEPTH = 100  # levels; libyaml crashes at some ten thousand
@@ -61,7 +64,7 @@ def leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def at(tree: Any, path: Iterable[str]) -> Any:
+def at(tree: Any, path: KeyPath) -> Any:
     """Return the value at a path, or None."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, dict) else None

@@ -217,7 +217,7 @@ def test_workers_refused(
         (64, {**ON_CPU, "devices": 33}, "limit of 32 workers, 16 per core"),
         (64, {"devices": 2**31 - 1}, "limit of 32 workers, 16 per core"),
         (64, {"devices": 5, "process_limit": 4}, "trainer.process_limit=4"),
-        (4, {"devices": 9}, "limit of 8 workers, 0.5 GiB each"),
+        (4, {"devices": 9}, "limit of 8 workers, 16 per core on 2 cores and 0.5 GiB each in 4.0"),
     ],
 )
 def test_process_limit(

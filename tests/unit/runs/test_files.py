@@ -102,12 +102,10 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
     path, (content, num_rows) = tmp_path / "metrics.csv", DAMAGES[what]
     (tmp_path / "metrics.csv.damaged").write_text("an earlier one")
     path.write_bytes(content)
-    assert f"{num_rows} readable rows" in files.keep_rows(
-        path, "epoch", lambda epoch, row: epoch < 3
-    )
-    assert (tmp_path / "metrics.csv.damaged1").read_bytes() == content
+    assert f"{num_rows} readable rows" in files.keep_rows(path, 2)
+    assert (tmp_path / "metrics.csv.damaged-2").read_bytes() == content
     assert (tmp_path / "metrics.csv.damaged").read_text() == "an earlier one"
-    files.append_rows(path, [{"epoch": 3, "step": 60, "val/loss": 0.125}])
+    files.append_row(path, {"epoch": 3, "step": 60, "val/loss": 0.125})
     *before, last = files.read_rows(path)
     assert len(before) == num_rows
     assert last == {"epoch": "3", "step": "60", "val/loss": "0.125"}
@@ -118,7 +116,7 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
 def test_append_after_partial_row(tmp_path: Path, half: str) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(half)
-    files.append_rows(path, [{"epoch": 1, "step": 20, "val/loss": 0.5}])
+    files.append_row(path, {"epoch": 1, "step": 20, "val/loss": 0.5})
     assert path.read_text() == f"{HEADER}1,20,0.5\n"
 
 
@@ -148,7 +146,7 @@ def test_append_through_link(tmp_path: Path, make: Callable[[Path, Path], None])
     other.write_text("a\n1\n")
     make(other, path)
     with pytest.raises(OSError, match=r"a hard link|not a regular file"):
-        files.append_rows(path, [{"a": 2}])
+        files.append_row(path, {"a": 2})
     assert other.read_text() == "a\n1\n"
 
 
@@ -166,4 +164,4 @@ def test_linked_folder_refused(tmp_path: Path) -> None:
 def test_keep_rows_partial_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(f"{HEADER}1,20,0.2")
-    assert files.keep_rows(path, "epoch", lambda epoch, row: True) == ""
+    assert files.keep_rows(path, 1) == ""

@@ -1,12 +1,10 @@
 """Rules between the keys of a benchmark."""
 
-from collections.abc import Iterator
-
-from lockstep.config.errors import Error
+from lockstep.config.errors import Error, Errors
 from lockstep.config.schema.configuration import Config
 
 
-def errors(config: Config) -> Iterator[Error]:
+def errors(config: Config) -> Errors:
     if (num_nodes := config.trainer.num_nodes) > 1 and config.cluster.name != "slurm":
         yield Error(
             "conflict",

@@ -1,9 +1,7 @@
 """Rules for the callbacks of a configuration, most of which are Lightning's."""
 
-from collections.abc import Iterator
-
 from lockstep.config.checks import metric_names
-from lockstep.config.errors import Error
+from lockstep.config.errors import Error, Errors
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open
 
@@ -38,7 +36,7 @@ STATEFUL = (
 STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 
-def errors(config: Config) -> Iterator[Error]:
+def errors(config: Config) -> Errors:
     """Yield the errors of callbacks, and of the metrics that they monitor."""
     states: dict[tuple[str, ...], str] = {}
     for name, callback in config.callbacks.items():
@@ -59,8 +57,12 @@ def errors(config: Config) -> Iterator[Error]:
                 ),
             )
             if (first_key := states.setdefault(state, key)) != key:
-                problem = f"is a second {kind} that Lightning cannot distinguish from {first_key}"
-                yield Error("conflict", key, problem, f"change {first_key} instead")
+                yield Error(
+                    "conflict",
+                    key,
+                    f"is a second {kind} that Lightning cannot distinguish from {first_key}",
+                    f"change {first_key} instead",
+                )
                 continue
         yield from _monitor_rules(config, key, callback)
         if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(
@@ -79,7 +81,7 @@ def errors(config: Config) -> Iterator[Error]:
             )
 
 
-def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
+def _monitor_rules(config: Config, key: str, callback: Open) -> Errors:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     metrics, trainer = metric_names.names(config), config.trainer
     if monitor is not None and monitor not in metrics and not _may_log(config):
@@ -107,9 +109,11 @@ def _monitor_rules(config: Config, key: str, callback: Open) -> Iterator[Error]:
         )
     every_n_epochs, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     if str(monitor).startswith("val/") and every_n_epochs > epochs:
-        problem = f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}"
         yield Error(
-            "range", f"trainer.check_val_every_n_epoch={every_n_epochs}", problem, "lower it"
+            "range",
+            f"trainer.check_val_every_n_epoch={every_n_epochs}",
+            f"is above trainer.max_epochs={epochs}, so that {key} never gets {monitor}",
+            "lower it",
         )
 
 
@@ -125,8 +129,7 @@ def unfit_callback(key: str, target: str, kind: str) -> Error:
 
 def _may_log(config: Config) -> bool:
     """Return whether a custom task, module or callback may log metrics not known in advance."""
-    callback_targets = [
-        section.target for section in config.callbacks.values() if section is not None
-    ]
-    targets = (config.task.target, config.module.target, *callback_targets)
-    return any(not target.startswith(("lockstep.", "lightning.")) for target in targets)
+    return any(
+        section is not None and not section.target.startswith(("lockstep.", "lightning."))
+        for section in (config.task, config.module, *config.callbacks.values())
+    )

@@ -3,7 +3,6 @@
 The checks use no torch and do not open a file.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.config.errors import ConfigError, Error, errors_of
@@ -18,8 +17,13 @@ def check(section: Data) -> None:
     """Raise ConfigError, with the setting and a hint, if the data of a section does not exist."""
     try:
         section = section.resolve_paths()
-        if section.target in OF_SOURCES:
-            OF_SOURCES[section.target](section, None if section.is_remote else section.root)
+        root = None if section.is_remote else section.root
+        if section.target == IMAGE_LIST:
+            _check_list(section, root)
+        elif section.target == IMAGE_FOLDER and root is not None:
+            class_folders(root)
+        elif section.target in FOLDERS and root is not None:
+            _check_downloaded(section, root)
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(*errors_of(error)) from error
     except OSError as error:
@@ -63,22 +67,11 @@ def _check_list(section: Data, root: str | None) -> None:
         require_folder(root)
 
 
-def _check_folder(section: Data, root: str | None) -> None:
-    if root is not None:
-        class_folders(root)
-
-
-def _check_downloaded(section: Data, root: str | None) -> None:
-    if root is not None and (Path(root).is_file() or not section.arguments().get("download")):
+def _check_downloaded(section: Data, root: str) -> None:
+    if Path(root).is_file() or not section.arguments().get("download"):
         folder = require_folder(root) / FOLDERS[section.target]
         if not folder.is_dir():
-            hint = "set data.download=true, or correct the path"
-            raise FileNotFoundError(f"data.root={root} has no folder {folder}: {hint}.")
-
-
-# These functions check a section and its data.root, which is None for a URL.
-OF_SOURCES: dict[str, Callable[[Data, str | None], None]] = {
-    IMAGE_FOLDER: _check_folder,
-    IMAGE_LIST: _check_list,
-    **dict.fromkeys(FOLDERS, _check_downloaded),
-}
+            raise FileNotFoundError(
+                f"data.root={root} has no folder {folder}: "
+                "set data.download=true, or correct the path."
+            )

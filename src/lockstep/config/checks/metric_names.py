@@ -7,12 +7,10 @@ from lockstep.config.checks import signatures
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import CLASSIFIER
 from lockstep.system import processes
-from lockstep.system.trees import at
+from lockstep.system.trees import Tree, at
 
 AUTO = "auto"
 BALANCED = "balanced"  # Value of task.class_weights until a run has begun
-# These metrics are measured during the training of each task.
-SCORED = {"lockstep.tasks.Classification": ("accuracy",)}
 # These are the metrics in conf/. The direction of other metrics requires an import of torch.
 HIGHER_IS_BETTER = {
     "lockstep.tasks.Accuracy": True,
@@ -23,7 +21,7 @@ HIGHER_IS_BETTER = {
 }
 
 
-def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
+def resolve_auto(tree: Tree) -> Tree:
     """Replace `auto` in callbacks.
 
     `monitor` becomes the first metric, and `mode` the direction in which the metric is better.
@@ -31,24 +29,19 @@ def resolve_auto(tree: dict[str, Any]) -> dict[str, Any]:
     callbacks = tree.get("callbacks")
     if not isinstance(callbacks, dict):
         return tree
-    return {
-        **tree,
-        "callbacks": {
-            name: _resolve_callback(callback, tree) for name, callback in callbacks.items()
-        },
-    }
+    resolved = {name: _resolve_callback(callback, tree) for name, callback in callbacks.items()}
+    return tree | {"callbacks": resolved}
 
 
 def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(callback, dict):
         return callback
+    metrics: dict[str, str] = {}
+    sections = at(tree, ["task", "metrics"])
     has_custom_module = at(tree, ["module", "_target_"]) not in (None, CLASSIFIER)
-    sections = None if has_custom_module else at(tree, ["task", "metrics"])
-    metrics = {
-        name: str(section.get("_target_"))
-        for name, section in (sections.items() if isinstance(sections, dict) else ())
-        if isinstance(section, dict)
-    }
+    if isinstance(sections, dict) and not has_custom_module:
+        targets = {name: at(section, ["_target_"]) for name, section in sections.items()}
+        metrics = {name: str(target) for name, target in targets.items() if target}
     settings = dict(callback)
     if settings.get("monitor") == AUTO:
         settings["monitor"] = _first(metrics)
@@ -86,9 +79,10 @@ def names(config: Config) -> tuple[str, ...]:
     """
     if config.has_custom_module:
         return ("val/loss",)
-    train_metrics = ("loss", *SCORED.get(config.task.target, ()))
-    val_metrics = ("loss", *targets(config))
-    return (*(f"train/{name}" for name in train_metrics), *(f"val/{name}" for name in val_metrics))
+    # The training of this task measures its accuracy.
+    is_scored = config.task.target == "lockstep.tasks.Classification"
+    train_metrics = ("train/loss", "train/accuracy") if is_scored else ("train/loss",)
+    return (*train_metrics, "val/loss", *(f"val/{name}" for name in targets(config)))
 
 
 def direction(metric: Any, metrics: Mapping[str, str]) -> str | None:

@@ -1,12 +1,10 @@
 """Rules for a custom module, which replaces what some keys configure."""
 
-from collections.abc import Iterator
-
-from lockstep.config.errors import Error, literal
+from lockstep.config.errors import Error, Errors, literal
 from lockstep.config.schema.configuration import Config
 
 
-def errors(config: Config) -> Iterator[Error]:
+def errors(config: Config) -> Errors:
     trainer = config.trainer
     settings = (
         ("compile", config.compile, False, "call torch.compile in it"),

@@ -1,6 +1,6 @@
 """Translates the errors that pydantic finds into Lockstep's errors, by the key as it was typed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,12 +19,12 @@ from lockstep.config.schema.target_sections import Target
 from lockstep.config.schema.type_names import kind_of
 from lockstep.system.redaction import redact
 from lockstep.system.text import question
-from lockstep.system.trees import at
+from lockstep.system.trees import KeyPath, Tree, at
 from lockstep.system.types import MAX_INTEGER
 
 
 def schema_errors(
-    tree: dict[str, Any], validation_error: ValidationError, groups: Groups
+    tree: Tree, validation_error: ValidationError, groups: Groups
 ) -> Iterator[tuple[str, Error]]:
     """Yield (key, error) of everything that pydantic found.
 
@@ -52,7 +52,7 @@ def schema_errors(
             yield key, error._replace(hint=foreign_name_hint(f"{key}={value}") or error.hint)
 
 
-def _key_depth(path: Sequence[str]) -> int:
+def _key_depth(path: KeyPath) -> int:
     """Return the number of parts of `path` that are keys of the schema.
 
     The other parts are inside of a value.
@@ -66,7 +66,7 @@ def _is_too_large(item: Mapping[str, Any]) -> bool:
     return item.get("ctx", {}).get("le") == MAX_INTEGER
 
 
-def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
+def _expectation(tree: Tree, path: KeyPath) -> str:
     section_type = section(tree, path)
     if section_type is not None or path[-1] in NAMED:
         content = (
@@ -82,7 +82,7 @@ def _expectation(tree: dict[str, Any], path: Sequence[str]) -> str:
     return kind_of(fields(parent)[path[-1]])
 
 
-def _missing_key(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Error:
+def _missing_key(tree: Tree, path: KeyPath, groups: Groups) -> Error:
     key = ".".join(path)
     if key in groups:
         return Error(

@@ -8,29 +8,26 @@ import importlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from lockstep.config.errors import Error, mismatch, one_line
+from lockstep.config.errors import Error, Errors, mismatch, one_line
 from lockstep.config.schema.configuration import CUSTOM, METRICS, NAMED, fields, section
 from lockstep.config.schema.target_sections import CLASSIFIER, LIBRARIES, Target, targets
 from lockstep.system.text import near_names, question
-from lockstep.system.trees import at
+from lockstep.system.trees import KeyPath, Tree, at
 from lockstep.system.types import MAX_INTEGER
 
-# The training supplies these parameters, in some sections the first one by position, in others by
-# keyword.
-BY_POSITION = ("optimizer", "scheduler")
+# The training supplies these parameters by keyword.
 BY_KEYWORD = {"model": ("in_channels", "num_classes"), "logger": ("save_dir",)}
 TOTAL_STEPS = "total_steps"  # Schedules with this parameter receive it.
 # Custom modules with these parameters receive them.
 OF_MODULES = ("net", "optimizer", "image_shape", "num_classes", TOTAL_STEPS)
 # The task supplies these parameters, whose names are those of torchmetrics.
 OF_METRICS = ("task", "num_classes", "num_labels")
-Errors = Iterator[tuple[str, Error]]  # (key, error)
 
 
 @dataclass(frozen=True)
@@ -155,18 +152,18 @@ def fits(annotation: Any, value: Any) -> bool:
     return True
 
 
-def errors(trees: Sequence[dict[str, Any]]) -> list[Error]:
+def errors(trees: Sequence[Tree]) -> list[Error]:
     """Return the errors of all targets of some configurations, one for each key."""
     all_errors: list[Error] = []
     for tree in trees:
         tree_errors: dict[str, Error] = {}
-        for key, error in (*_target_errors(tree), *_network_errors(tree)):
-            tree_errors.setdefault(key, error)
+        for error in (*_target_errors(tree), *_network_errors(tree)):
+            tree_errors.setdefault(error.key.partition("=")[0], error)
         all_errors += tree_errors.values()
     return all_errors
 
 
-def _target_errors(tree: dict[str, Any]) -> Errors:
+def _target_errors(tree: Tree) -> Errors:
     for path, value in targets(tree):
         signature = yield from _find_signature(f"{'.'.join(path)}._target_", value["_target_"])
         if signature is None:
@@ -176,7 +173,7 @@ def _target_errors(tree: dict[str, Any]) -> Errors:
 
 
 def _parameter_errors(
-    tree: dict[str, Any], path: tuple[str, ...], value: dict[str, Any], signature: Signature
+    tree: Tree, path: tuple[str, ...], value: Tree, signature: Signature
 ) -> Errors:
     """Yield an error for every parameter that the target or the training does not allow.
 
@@ -188,57 +185,53 @@ def _parameter_errors(
     field_names: list[str] = []
     if section_type is not None and issubclass(section_type, Target):
         field_names = [k for k in fields(section_type) if k not in section_type.passed]
-    parameter_names = list(
-        dict.fromkeys([*(k for k in signature.names if k not in training_parameters), *field_names])
-    )
-    for k in (k for k in value if not k.startswith("_") and k not in field_names):
+    for k, item in value.items():
+        if k.startswith("_") or k in field_names:
+            continue
         if k in training_parameters:
-            yield (
-                f"{key}.{k}",
-                Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it"),
-            )
+            yield Error("conflict", f"{key}.{k}", "is set by the training itself", "remove it")
         elif k not in signature.names and not signature.takes_any:
             from lockstep.config.schema.legal_keys import unknown_key
 
-            yield f"{key}.{k}", unknown_key(tree, [*path, k], {}, names=parameter_names)
-        elif k in signature.types and not fits(annotation := signature.types[k], value[k]):
-            is_number = isinstance(value[k], int | float)
+            names = dict.fromkeys([*signature.names, *field_names])
+            free_names = [name for name in names if name not in training_parameters]
+            yield unknown_key(tree, [*path, k], {}, names=free_names)
+        elif k in signature.types and not fits(annotation := signature.types[k], item):
+            is_number = isinstance(item, int | float)
             as_text = is_number and fits(annotation, "0") and not fits(annotation, True)
-            is_too_large = is_number and value[k] > MAX_INTEGER and fits(annotation, MAX_INTEGER)
+            is_too_large = is_number and item > MAX_INTEGER and fits(annotation, MAX_INTEGER)
             from lockstep.config.schema.type_names import kind
 
             expectation = "" if is_too_large else f"{kind(annotation)}, as {target_name} has it"
-            yield f"{key}.{k}", mismatch(f"{key}.{k}", value[k], expectation, as_text=as_text)
+            yield mismatch(f"{key}.{k}", item, expectation, as_text=as_text)
     # The training calls these partial targets, so they need all parameters that it does not supply.
-    is_completed = path[0] in BY_POSITION and len(path) == 1
-    present_keys = (
-        *value,
-        *training_parameters,
-        *(OF_METRICS if path[:2] == METRICS and len(path) == 3 else ()),
-    )
-    if (is_completed or not value.get("_partial_")) and "_args_" not in value:
-        for k in (k for k in signature.required if k not in present_keys):
+    is_completed = path in (("optimizer",), ("scheduler",)) or not value.get("_partial_")
+    present_keys = {*value, *training_parameters}
+    if path[:2] == METRICS and len(path) == 3:
+        present_keys.update(OF_METRICS)
+    for k in signature.required if is_completed and "_args_" not in value else ():
+        if k not in present_keys:
             hint = f"{target_name} needs it, add +{key}.{k}=..."
             if path[:2] == CUSTOM:
                 hint += f", or +{key}._partial_=true if it is the image"
-            yield f"{key}.{k}", Error("missing", f"{key}.{k}", "is missing", hint)
-    refused_parameters = [
-        k for k in training_parameters if k not in signature.names and not signature.takes_any
-    ]
-    if refused_parameters:
-        problem = f"does not take {' and '.join(refused_parameters)} from the training"
-        yield f"{key}._target_", Error("unsupported", f"{key}._target_={target}", problem)
+            yield Error("missing", f"{key}.{k}", "is missing", hint)
+    refused_parameters = [k for k in training_parameters if k not in signature.names]
+    if refused_parameters and not signature.takes_any:
+        yield Error(
+            "unsupported",
+            f"{key}._target_={target}",
+            f"does not take {' and '.join(refused_parameters)} from the training",
+        )
     if TOTAL_STEPS in training_parameters and value.get("_interval_") == "epoch":
-        problem = (
-            f"is for schedules by epoch, and {target_name} counts optimizer steps, {TOTAL_STEPS}"
-        )
-        yield (
-            f"{key}._interval_",
-            Error("conflict", f"{key}._interval_=epoch", problem, "remove it"),
+        yield Error(
+            "conflict",
+            f"{key}._interval_=epoch",
+            f"is for schedules by epoch, and {target_name} counts optimizer steps, {TOTAL_STEPS}",
+            "remove it",
         )
 
 
-def _find_signature(key: str, target: str) -> Errors:
+def _find_signature(key: str, target: str) -> Generator[Error, None, Signature | None]:
     """Return the signature of a target, or None if there is none.
 
     Yields the error of a target that cannot be imported or called.
@@ -246,29 +239,27 @@ def _find_signature(key: str, target: str) -> Errors:
     try:
         return find(target)
     except Missing as error:
-        candidates = [
-            ".".join(
-                similar_name if component == error.name else component
-                for component in target.split(".")
-            )
-            for similar_name in near_names(error.name, error.existing_names)
-        ]
-        hint = "correct the name, or install the package"
-        # Each worker has another `__main__`.
-        if target.startswith("__main__."):
-            candidates = []
+        if target.startswith("__main__."):  # Each worker has another `__main__`.
             hint = f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
-        yield key, Error("unknown", f"{key}={target}", f": {error}", question(candidates, hint))
+        else:
+            path = target.split(".")
+            similar_names = near_names(error.name, error.existing_names)
+            candidates = [
+                ".".join(name if component == error.name else component for component in path)
+                for name in similar_names
+            ]
+            hint = question(candidates, "correct the name, or install the package")
+        yield Error("unknown", f"{key}={target}", f": {error}", hint)
     except Exception as error:
         # Importing a module may raise any error.
         from lockstep.system.tracebacks import located
 
         message = located(f"{type(error).__name__}: {one_line(error)}", error)
-        yield key, Error("failed", f"{key}={target}", "cannot be imported", message)
+        yield Error("failed", f"{key}={target}", "cannot be imported", message)
     return None
 
 
-def _training_parameters(path: Sequence[str], target: str, signature: Signature) -> tuple[str, ...]:
+def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tuple[str, ...]:
     """Return the parameters of the target at `path` that only the training may set."""
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
@@ -284,10 +275,12 @@ def _training_parameters(path: Sequence[str], target: str, signature: Signature)
         # The mode is the direction in which the best weights are chosen.
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
-    return (*(signature.names[:1] if path[0] in BY_POSITION else ()), *BY_KEYWORD.get(path[0], ()))
+    if path[0] == "optimizer":
+        return signature.names[:1]
+    return BY_KEYWORD.get(path[0], ())
 
 
-def _optimizer_errors(section: dict[str, Any]) -> Errors:
+def _optimizer_errors(section: Tree) -> Errors:
     import torch
 
     target = section["_target_"]
@@ -297,10 +290,7 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         if target.startswith("torch.optim."):
             callee([torch.zeros(1, 1, requires_grad=True)], **values)
     except (TypeError, ValueError) as error:
-        yield (
-            "optimizer._target_",
-            Error("failed", f"optimizer._target_={target}", f": {one_line(error)}"),
-        )
+        yield Error("failed", f"optimizer._target_={target}", f": {one_line(error)}")
     try:
         step = inspect.signature(callee.step).parameters.values()
     except (AttributeError, ValueError):  # The target is a function that returns an optimizer.
@@ -309,19 +299,15 @@ def _optimizer_errors(section: dict[str, Any]) -> Errors:
         p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
         for p in step
     ):
-        key = "optimizer._target_"
-        yield (
-            key,
-            Error(
-                "unsupported",
-                f"{key}={target}",
-                "computes the loss several times a step",
-                "choose another one",
-            ),
+        yield Error(
+            "unsupported",
+            f"optimizer._target_={target}",
+            "computes the loss several times a step",
+            "choose another one",
         )
 
 
-def _network_errors(tree: dict[str, Any]) -> Errors:
+def _network_errors(tree: Tree) -> Errors:
     library = LIBRARIES.get(at(tree, ["model", "_target_"]))
     network_name = at(tree, ["model", "name"])
     if library is not None:
@@ -331,12 +317,9 @@ def _network_errors(tree: dict[str, Any]) -> Errors:
                 near_names(network_name, network_names, 3),
                 f"see its documentation for all {len(network_names)} names",
             )
-            yield (
-                "model.name",
-                Error(
-                    "unknown",
-                    f"model.name={network_name}",
-                    f"is not a network of {library.partition('.')[0]}",
-                    hint,
-                ),
+            yield Error(
+                "unknown",
+                f"model.name={network_name}",
+                f"is not a network of {library.partition('.')[0]}",
+                hint,
             )

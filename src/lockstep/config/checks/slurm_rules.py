@@ -3,9 +3,8 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
 
-from lockstep.config.errors import Error, literal
+from lockstep.config.errors import Error, Errors, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Cluster
 from lockstep.system import launcher
@@ -38,16 +37,14 @@ KEYS = {
 # Settings of `cluster` without a default value. Only SLURM reads `OF_SLURM`, and any job reads
 # `OF_JOBS`.
 OF_SLURM = (
-    *(
-        "partition",
-        "account",
-        "qos",
-        "time_min",
-        "memory_gib",
-        "cpus_per_worker",
-        "gpus_per_node",
-        "constraint",
-    ),
+    "partition",
+    "account",
+    "qos",
+    "time_min",
+    "memory_gib",
+    "cpus_per_worker",
+    "gpus_per_node",
+    "constraint",
     "sbatch",
 )
 OF_JOBS = ("setup", "container")
@@ -70,9 +67,14 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
     gpus_per_node = config.cluster.gpus_per_node
     strategy = config.strategy.name
     if isinstance(devices, list):
-        setting = f"trainer.devices={literal(devices)}"
-        problem = "names GPUs, but SLURM chooses them"
-        return max(1, len(devices)), [Error("value", setting, problem, f"give {len(devices)}")]
+        return max(1, len(devices)), [
+            Error(
+                "value",
+                f"trainer.devices={literal(devices)}",
+                "names GPUs, but SLURM chooses them",
+                f"give {len(devices)}",
+            )
+        ]
     if strategy == "cpu" and gpus_per_node:
         return 1, [
             Error(
@@ -83,7 +85,7 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
             )
         ]
     if devices == "auto":
-        if strategy == "single_device" or strategy == "cpu":
+        if strategy in ("single_device", "cpu"):
             return 1, []
         if gpus_per_node:
             return gpus_per_node, []
@@ -97,14 +99,18 @@ def num_workers(config: Config) -> tuple[int, list[Error]]:
             )
         ]
     if gpus_per_node and devices > gpus_per_node:
-        problem = f"is above cluster.gpus_per_node={gpus_per_node}"
         return devices, [
-            Error("range", f"trainer.devices={devices}", problem, "a worker needs a GPU")
+            Error(
+                "range",
+                f"trainer.devices={devices}",
+                f"is above cluster.gpus_per_node={gpus_per_node}",
+                "a worker needs a GPU",
+            )
         ]
     return devices, []
 
 
-def errors(config: Config) -> Iterator[Error]:
+def errors(config: Config) -> Errors:
     """Yield the errors of the settings of a cluster, and of submitting from this machine."""
     if config.cluster.name != "none":
         yield from _submit_errors(config)
@@ -120,37 +126,34 @@ def errors(config: Config) -> Iterator[Error]:
     )
 
 
-def _submit_errors(config: Config) -> Iterator[Error]:
+def _submit_errors(config: Config) -> Errors:
     cluster_name, world = config.cluster.name, launcher.outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        problem = f"is submitted by one process, but {world.launcher} started {world.world_size}"
-        yield Error("conflict", f"cluster={cluster_name}", problem, "start one")
-    tools = ("bash",) if cluster_name == "local" else ("sbatch", "srun", "scontrol")
-    missing = [tool for tool in tools if shutil.which(tool) is None]
-    # The script is printed without them.
-    if missing and not config.dry_run:
-        hint = (
-            "install it"
-            if cluster_name == "local"
-            else "submit from a login node, or use cluster=local"
+        yield Error(
+            "conflict",
+            f"cluster={cluster_name}",
+            f"is submitted by one process, but {world.launcher} started {world.world_size}",
+            "start one",
         )
+    missing = [tool for tool in ("sbatch", "srun", "scontrol") if shutil.which(tool) is None]
+    # The script is printed without them.
+    if missing and cluster_name == "slurm" and not config.dry_run:
         yield Error(
             "not-installed",
-            f"cluster={cluster_name}",
+            "cluster=slurm",
             f", but this machine has no {missing[0]}",
-            hint,
+            "submit from a login node, or use cluster=local",
         )
 
 
-def _unread_errors(cluster: Cluster) -> Iterator[Error]:
+def _unread_errors(cluster: Cluster) -> Errors:
     for key in OF_SLURM:
         if (value := getattr(cluster, key)) not in (None, []):
-            hint = "add cluster=slurm, or remove it"
             yield Error(
                 "conflict",
                 f"cluster.{key}={value}",
                 f"applies only to cluster=slurm, not to {cluster.name}",
-                hint,
+                "add cluster=slurm, or remove it",
             )
     for key in OF_JOBS if cluster.name == "none" else ():
         if value := getattr(cluster, key):
@@ -162,7 +165,7 @@ def _unread_errors(cluster: Cluster) -> Iterator[Error]:
             )
 
 
-def _slurm_errors(config: Config) -> Iterator[Error]:
+def _slurm_errors(config: Config) -> Errors:
     cluster = config.cluster
     if config.search is not None and config.launcher.parallel == "auto":
         yield Error(
@@ -179,11 +182,10 @@ def _slurm_errors(config: Config) -> Iterator[Error]:
             "add cluster.time_min=MINUTES",
         )
     elif cluster.warn_s >= 60 * cluster.time_min:
-        problem = f"is not below the time limit, cluster.time_min={cluster.time_min}"
         yield Error(
             "range",
             f"cluster.warn_s={cluster.warn_s}",
-            problem,
+            f"is not below the time limit, cluster.time_min={cluster.time_min}",
             "the run would be stopped as soon as it starts",
         )
     for line in cluster.sbatch:

@@ -1,14 +1,12 @@
 """Rules for trainer.virtual_shards."""
 
-from collections.abc import Iterator
-
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import Error, literal
+from lockstep.config.errors import Error, Errors, literal
 from lockstep.config.schema.configuration import BenchmarkConfig, Config
 from lockstep.system.text import plural
 
 
-def errors(config: Config) -> Iterator[Error]:
+def errors(config: Config) -> Errors:
     """Yield the errors of settings that do not work with virtual shards."""
     trainer, count = config.trainer, config.trainer.virtual_shards or 0
     key = f"trainer.virtual_shards={count}"

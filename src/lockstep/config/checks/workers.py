@@ -8,14 +8,13 @@ import shutil
 import socket
 from dataclasses import dataclass, field, replace
 
-from lockstep.config.errors import Error, literal
+from lockstep.config.errors import Error, Errors, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware, launcher
 from lockstep.system.text import plural
 
 # A worker needs less memory than this (private pages in smaps_rollup, one thread, torch 2.15).
-WORKER_BYTES = 2**29
-ONLY_ON_GPUS = ("float16", "tf32")  # Precisions
+WORKER_GIB = 0.5
 # More processes on a core only wait, but a few show what many workers compute.
 PROCESSES_PER_CORE = 16
 
@@ -48,14 +47,16 @@ def resolve_workers(config: Config) -> Workers:
         num_local, errors = slurm_rules.num_workers(config)
         num_nodes, gpus = config.trainer.num_nodes, tuple(range(slurm_rules.num_gpus(config)))
         workers = Workers(num_local * num_nodes, num_local, num_nodes, gpus)
-        errors = errors or _single_errors(config, workers)
+        errors = errors or list(_single_errors(config, workers))
     else:
         world = launcher.outer_world(os.environ)
         workers, errors = _here(config, world)
-        errors += _single_errors(config, workers) + _world_errors(workers, world)
+        errors += _single_errors(config, workers)
+        errors += _world_errors(workers, world)
         if world is None:
             errors += _number_errors(config, workers)
-    errors = (errors or _weight_errors(config, workers)) + _device_errors(config, workers)
+    errors = errors or list(_weight_errors(config, workers))
+    errors += _device_errors(config, workers)
     if config.cluster.name != "slurm":
         errors += _compiler_errors(config, workers)
     return replace(workers, errors=tuple(errors))
@@ -67,76 +68,71 @@ def _here(config: Config, world: launcher.World | None) -> tuple[Workers, list[E
     With trainer.devices=auto, all processes of a launcher are workers, on any number of nodes.
     """
     devices = config.trainer.devices
-    strategy = config.strategy.name
     num_nodes = config.trainer.num_nodes
     # Counting the GPUs may import torch.
-    num_gpus = 0 if strategy == "cpu" else hardware.num_visible_gpus()
+    num_gpus = 0 if config.strategy.name == "cpu" else hardware.num_visible_gpus()
     if isinstance(devices, list):
-        errors = _list_errors(config, devices, num_gpus, world)
-        return Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices)), errors
-    if devices == "auto" and world is not None:
-        world_size, num_local = world.world_size, world.num_local
+        workers = Workers(len(devices) * num_nodes, len(devices), num_nodes, tuple(devices))
+        return workers, list(_list_errors(config, devices, num_gpus, world))
+    if devices != "auto":
+        num_local = devices
+    elif world is not None:
+        num_local = world.num_local
     else:
-        num_local = (
-            devices if devices != "auto" else 1 if strategy == "single_device" else max(1, num_gpus)
-        )
-        world_size = num_local * num_nodes
+        num_local = 1 if config.strategy.name == "single_device" else max(1, num_gpus)
+    launched_by = world if devices == "auto" else None
+    world_size = launched_by.world_size if launched_by is not None else num_local * num_nodes
     workers = Workers(world_size, num_local, num_nodes, _one_each(world, num_gpus, num_local))
-    if not num_gpus or max(workers.gpus, default=0) < num_gpus:
+    if max(workers.gpus, default=-1) < num_gpus:
         return workers, []
-    if devices == "auto" and world is not None:
-        advice = "each with its own (srun --gpus-per-task=1), " if world.launcher == "srun" else ""
-        problem = f"started {num_local} workers on a machine with {_gpus(num_gpus)}"
+    gpus = plural(num_gpus, "GPU")
+    if launched_by is None:
         return workers, [
             Error(
                 "machine",
-                world.launcher,
-                problem,
-                f"start {num_gpus}, {advice}or choose strategy=cpu",
+                f"trainer.devices={devices}",
+                f", but this machine has {gpus}",
+                f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes",
             )
         ]
-    hint = f"use trainer.devices={num_gpus}, or strategy=cpu for {devices} CPU processes"
+    advice = "each with its own (srun --gpus-per-task=1), " * (launched_by.launcher == "srun")
     return workers, [
         Error(
             "machine",
-            f"trainer.devices={devices}",
-            f", but this machine has {_gpus(num_gpus)}",
-            hint,
+            launched_by.launcher,
+            f"started {num_local} workers on a machine with {gpus}",
+            f"start {num_gpus}, {advice}or choose strategy=cpu",
         )
     ]
 
 
 def _list_errors(
     config: Config, devices: list[int], num_gpus: int, world: launcher.World | None
-) -> list[Error]:
+) -> Errors:
     setting, count = f"trainer.devices={literal(devices)}", len(devices)
+    hint = f"use trainer.devices={count}"
     if config.strategy.name == "cpu":
-        return [
-            Error(
-                "conflict",
-                setting,
-                "names GPUs, but strategy=cpu uses none",
-                "give a number of processes",
-            )
-        ]
-    if not devices or len(set(devices)) != count:
-        return [Error("value", setting, "must list each GPU once, and at least one")]
-    if _each_has_own(world, num_gpus, count):
-        hint = f"use trainer.devices={count}"
-        return [
-            Error(
-                "conflict",
-                setting,
-                "names GPUs, but srun gives each task its own, numbered 0",
-                hint,
-            )
-        ]
-    if max(devices) >= num_gpus:
-        hint = (
-            f"use numbers from 0 to {num_gpus - 1}" if num_gpus else f"use trainer.devices={count}"
+        yield Error(
+            "conflict",
+            setting,
+            "names GPUs, but strategy=cpu uses none",
+            "give a number of processes",
         )
-        return [Error("machine", setting, f", but this machine has {_gpus(num_gpus)}", hint)]
-    return []
+    elif not devices or len(set(devices)) != count:
+        yield Error("value", setting, "must list each GPU once, and at least one")
+    elif _each_has_own(world, num_gpus, count):
+        yield Error(
+            "conflict", setting, "names GPUs, but srun gives each task its own, numbered 0", hint
+        )
+    elif not num_gpus:
+        yield Error("machine", setting, ", but this machine has no GPUs", hint)
+    elif max(devices) >= num_gpus:
+        yield Error(
+            "machine",
+            setting,
+            f", but this machine has {plural(num_gpus, 'GPU')}",
+            f"use numbers from 0 to {num_gpus - 1}",
+        )
 
 
 def _one_each(world: launcher.World | None, num_gpus: int, num_local: int) -> tuple[int, ...]:
@@ -164,30 +160,24 @@ def _each_has_own(world: launcher.World | None, num_gpus: int, num_local: int) -
     return total is not None and num_local > 1 and 0 < num_gpus * num_local <= total
 
 
-def _single_errors(config: Config, workers: Workers) -> list[Error]:
-    if config.strategy.name != "single_device" or workers.world_size == 1:
-        return []
-    problem = f"has one worker, not {workers.world_size}"
-    return [Error("conflict", "strategy=single_device", problem, "use strategy=ddp, or one device")]
-
-
-def _gpus(count: int) -> str:
-    return plural(count, "GPU") if count else "no GPUs"
+def _single_errors(config: Config, workers: Workers) -> Errors:
+    if config.strategy.name == "single_device" and workers.world_size != 1:
+        yield Error(
+            "conflict",
+            "strategy=single_device",
+            f"has one worker, not {workers.world_size}",
+            "use strategy=ddp, or one device",
+        )
 
 
 def _device_errors(config: Config, workers: Workers) -> list[Error]:
     if workers.gpus:
         return _graph_errors(config, workers)
+    precision = config.trainer.precision
+    backend = config.strategy.process_group_backend
     settings = (
-        (
-            config.strategy.process_group_backend == "nccl",
-            "strategy.process_group_backend=nccl",
-            "auto or gloo",
-        ),
-        *(
-            (config.trainer.precision == precision, f"trainer.precision={precision}", "float32")
-            for precision in ONLY_ON_GPUS
-        ),
+        (backend == "nccl", "strategy.process_group_backend=nccl", "auto or gloo"),
+        (precision in ("float16", "tf32"), f"trainer.precision={precision}", "float32"),
         (config.trainer.graph is True, "trainer.graph=true", "auto"),
     )
     problem = "needs GPUs, and this run uses none"
@@ -203,136 +193,104 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     if config.trainer.graph is not True:
         return []
     backend = config.strategy.process_group_backend
-    worker_weights = config.trainer.worker_weights
-    weights_text = f"trainer.worker_weights={literal(worker_weights)}"
-    settings = (
-        (config.compile, "compile=true"),
-        (workers.world_size > 1 and backend == "gloo", f"strategy.process_group_backend={backend}"),
-        (worker_weights is not None and 0 in worker_weights, weights_text),
-    )
+    worker_weights = config.trainer.worker_weights or []
+    settings = {
+        "compile=true": config.compile,
+        f"strategy.process_group_backend={backend}": workers.world_size > 1 and backend == "gloo",
+        f"trainer.worker_weights={literal(worker_weights)}": 0 in worker_weights,
+    }
     hint = "remove one of them, or use trainer.graph=auto"
     return [
         Error("conflict", "trainer.graph=true", f"does not work with {setting}", hint)
-        for is_set, setting in settings
+        for setting, is_set in settings.items()
         if is_set
     ]
 
 
-def _compiler_errors(config: Config, workers: Workers) -> list[Error]:
-    if (
-        not config.compile
-        or workers.gpus
-        or any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++")))
-    ):
-        return []
-    return [
-        Error(
+def _compiler_errors(config: Config, workers: Workers) -> Errors:
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if config.compile and not workers.gpus and not any(map(shutil.which, compilers)):
+        yield Error(
             "not-installed",
             "compile=true",
             "needs a C++ compiler on a CPU",
             "install g++, or use compile=false",
         )
-    ]
 
 
-def _number_errors(config: Config, workers: Workers) -> list[Error]:
+def _number_errors(config: Config, workers: Workers) -> Errors:
     limit = config.trainer.process_limit
-    memory_bytes = hardware.memory_bytes()
-    num_cores = hardware.num_cores()
-    by_memory, by_cores = max(1, memory_bytes // WORKER_BYTES), PROCESSES_PER_CORE * num_cores
-    per_core = f"{PROCESSES_PER_CORE} per core on {plural(num_cores, 'core')}"
-    per_worker = f"{WORKER_BYTES / 2**30:.1f} GiB each in {memory_bytes / 2**30:.1f} GiB of memory"
-    max_workers = limit if limit != "auto" else min(by_memory, by_cores)
-    if workers.gpus or workers.num_local <= max_workers:
-        return []
-    reason = (
-        f"the limit of {max_workers} workers, {per_worker if by_memory < by_cores else per_core}"
-    )
-    problem = f"is above {f'trainer.process_limit={limit}' if limit != 'auto' else reason}"
-    return [
-        Error(
-            "machine",
+    reason = f"trainer.process_limit={limit}"
+    if limit == "auto":
+        num_cores = hardware.num_cores()
+        memory_gib = hardware.memory_bytes() / 2**30
+        limit = min(PROCESSES_PER_CORE * num_cores, max(1, int(memory_gib / WORKER_GIB)))
+        reason = (
+            f"the limit of {limit} workers, {PROCESSES_PER_CORE} per core on "
+            f"{plural(num_cores, 'core')} and {WORKER_GIB} GiB each in {memory_gib:.1f} GiB"
+        )
+    if not workers.gpus and workers.num_local > limit:
+        setting, hint = (
             f"trainer.devices={workers.num_local}",
-            problem,
             "use fewer, or raise trainer.process_limit",
         )
-    ]
+        yield Error("machine", setting, f"is above {reason}", hint)
 
 
-def _weight_errors(config: Config, workers: Workers) -> list[Error]:
+def _weight_errors(config: Config, workers: Workers) -> Errors:
     worker_weights, count = config.trainer.worker_weights, workers.world_size
     if worker_weights is None:
-        return []
+        return
     setting = f"trainer.worker_weights={literal(worker_weights)}"
     if len(worker_weights) != count:
         entries = plural(len(worker_weights), "entry", "entries")
-        return [
-            Error(
-                "range",
-                setting,
-                f"has {entries} for {plural(count, 'worker')}",
-                "give one weight for each worker",
-            )
-        ]
-    if sum(worker_weights) == 0:
-        return [Error("value", setting, "has no weight above 0", "give one to at least one worker")]
-    return []
+        yield Error(
+            "range",
+            setting,
+            f"has {entries} for {plural(count, 'worker')}",
+            "give one weight for each worker",
+        )
+    elif sum(worker_weights) == 0:
+        yield Error("value", setting, "has no weight above 0", "give one to at least one worker")
 
 
-def _world_errors(workers: Workers, world: launcher.World | None) -> list[Error]:
+def _world_errors(workers: Workers, world: launcher.World | None) -> Errors:
     """Compare the workers with the processes that a launcher started, on all nodes and here."""
     num_workers, num_nodes, num_local = workers.world_size, workers.num_nodes, workers.num_local
-    start = (
-        f"torchrun {f'--nnodes={num_nodes} ' if num_nodes > 1 else ''}--nproc-per-node={num_local}"
-    )
-    if world is None:
-        hint = f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun"
-        return (
-            [
-                Error(
-                    "missing",
-                    f"trainer.num_nodes={num_nodes}",
-                    "needs a launcher on every node",
-                    hint,
-                )
-            ]
-            if num_nodes > 1
-            else []
-        )
-    if not world.num_local:
-        return [
-            Error(
-                "missing",
-                "LOCAL_WORLD_SIZE",
-                "is not set",
-                "give the number of processes here, or use torchrun",
-            )
-        ]
-    setting = f"trainer.devices={num_local}" + (
-        f" on trainer.num_nodes={num_nodes}" if num_nodes > 1 else ""
-    )
-    if world.launcher == "srun":
+    nodes_option = f"--nnodes={num_nodes} " if num_nodes > 1 else ""
+    start = f"torchrun {nodes_option}--nproc-per-node={num_local}"
+    nodes_setting = f" on trainer.num_nodes={num_nodes}" if num_nodes > 1 else ""
+    setting = f"trainer.devices={num_local}{nodes_setting}"
+    if world is not None and world.launcher == "srun":
         start = f"srun --nodes={num_nodes} --ntasks-per-node={num_local}"
-    if world.world_size != num_workers:
-        world_text = (
-            f"but {world.launcher} started {plural(world.world_size, 'process', 'processes')}"
+    if world is None:
+        if num_nodes > 1:
+            yield Error(
+                "missing",
+                f"trainer.num_nodes={num_nodes}",
+                "needs a launcher on every node",
+                f"{start} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 ..., or srun",
+            )
+    elif not world.num_local:
+        yield Error(
+            "missing",
+            "LOCAL_WORLD_SIZE",
+            "is not set",
+            "give the number of processes here, or use torchrun",
         )
-        return [
-            Error(
-                "conflict",
-                setting,
-                f"requires {plural(num_workers, 'worker')}, {world_text}",
-                f"use {start} ...",
-            )
-        ]
-    if world.num_local != num_local:
+    elif world.world_size != num_workers:
+        processes = plural(world.world_size, "process", "processes")
+        yield Error(
+            "conflict",
+            setting,
+            f"requires {plural(num_workers, 'worker')}, but {world.launcher} started {processes}",
+            f"use {start} ...",
+        )
+    elif world.num_local != num_local:
         node_text = f"{world.launcher} started {world.num_local} on {socket.gethostname()}"
-        return [
-            Error(
-                "conflict",
-                setting,
-                f"is for each node, but {node_text}",
-                f"use trainer.devices=auto, or {start} ...",
-            )
-        ]
-    return []
+        yield Error(
+            "conflict",
+            setting,
+            f"is for each node, but {node_text}",
+            f"use trainer.devices=auto, or {start} ...",
+        )

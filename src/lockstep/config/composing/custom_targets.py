@@ -20,10 +20,9 @@ def drop_replaced_parameters(
     """
     override_pairs = [(line, parse_override(line)) for line in overrides]
     for group, section_type in CALLED.items():
-        files = (CONF / group).glob("*.yaml")
         lockstep_targets = {
             name
-            for file in files
+            for file in (CONF / group).glob("*.yaml")
             for name in re.findall(r"^_target_: *(\S+)$", file.read_text(), re.MULTILINE)
         }
         if OmegaConf.select(cfg, f"{group}._target_") in (None, *lockstep_targets):

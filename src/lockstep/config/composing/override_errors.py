@@ -1,9 +1,5 @@
 """Errors of single overrides that belong to another command or that Hydra refuses."""
 
-import re
-from importlib.util import find_spec
-from pathlib import Path
-
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
@@ -31,8 +27,6 @@ UNUSED = (
     "hydra.launcher",
     "hydra.sweeper",
     "hydra.callbacks",
-)
-UNUSED += (
     "hydra.job.chdir",
     "hydra.job.env_set",
     "hydra.job.env_copy",
@@ -65,15 +59,15 @@ def misplacement(override: Override, *, is_multirun: bool, is_benchmark: bool) -
             )
     elif key.partition(".")[0] == "benchmark":
         return Error("conflict", line, "is only for `lockstep benchmark`", "remove it")
-    if override.is_sweep_override() and not is_multirun:
+    is_sweep = override.is_sweep_override()
+    if is_sweep and not is_multirun:
         hint = "give one" if is_benchmark else "add -m to sweep over them"
         if key in LISTS:
             hint = f"write {key}=[{line.partition('=')[2]}], or {hint}"
         return Error(
             "conflict", line, "lists several values", f"{hint}, or quote a value with commas"
         )
-    is_shared = override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS
-    if override.is_sweep_override() and is_shared:
+    if is_sweep and (override.is_hydra_override() or scope(key) in SAME_FOR_ALL_JOBS):
         return Error(
             "conflict", line, "lists several values, but all jobs of a sweep share it", "give one"
         )
@@ -91,41 +85,25 @@ def unused_settings(cfg: DictConfig) -> list[Error]:
 
 def option_error(override: Override, options: Groups) -> Error | None:
     key, value = override.key_or_group, override.value()
-    unknown_options = [
-        option
-        for option in (value if isinstance(value, list) else [value])
-        if option not in options.get(key, ())
-    ]
+    typed_options = value if isinstance(value, list) else [value]
+    unknown_options = [option for option in typed_options if option not in options.get(key, ())]
     if key not in options or not unknown_options:
         return None
-    candidates = near_names(str(unknown_options[0]), options[key])
+    option = str(unknown_options[0])
     all_options = ", ".join(options[key])
-    hint = (
-        f"did you mean {candidates[0]}? Choose from {all_options}"
-        if candidates
-        else f"choose from {all_options}"
-    )
-    return Error(
-        "unknown",
-        override.input_line or "",
-        "is not an option",
-        _option_hint(key, str(unknown_options[0])) or hint,
-    )
+    candidates = near_names(option, options[key], cutoff=0.8)
+    if candidates:
+        hint = f"did you mean {candidates[0]}? Choose from {all_options}"
+    else:
+        hint = _option_hint(key, option) or f"choose from {all_options}"
+    return Error("unknown", override.input_line or "", "is not an option", hint)
 
 
 def _option_hint(group: str, option: str) -> str:
     """Return the setting to write for an option of another framework or a network of a library."""
     option = option.lower()
-    for library in ("torchvision", "timm") if group == "model" else ():
-        spec = find_spec(library)
-        function_name = option if library == "torchvision" else option.partition(".")[0]
-        paths = Path(spec.origin).parent.glob("models/*.py") if spec and spec.origin else ()
-        function = re.compile(
-            rf"^@register_model\b.*\n(@.*\n)*def {re.escape(function_name)}\(", re.MULTILINE
-        )
-        # An import would take seconds.
-        if any(function.search(path.read_text("utf-8")) for path in paths):
-            return f"write model={library} model.name={option}"
+    if group == "model":
+        return f"write model=torchvision model.name={option}, or model=timm model.name={option}"
     line = foreign_name_hint(f"{group}={option}")
     if line == "write strategy=single_device" and not hardware.num_visible_gpus():
         return "this machine has no GPU, write strategy=cpu"
@@ -156,11 +134,10 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
         hint = f"write +{line} to add it" if isinstance(override.value(), dict) else ""
         return Error("failed", line, f": {reason}", hint)
     legal_keys = legal_names(tree, path[:-1], options)
-    is_unknown = (
-        path[-1] not in legal_keys
-        if legal_keys is not None
-        else bool(meant_key(tree, path, options))
-    )
+    if legal_keys is None:
+        is_unknown = bool(meant_key(tree, path, options))
+    else:
+        is_unknown = path[-1] not in legal_keys
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
         key_error = unknown_key(tree, path, options)
         return key_error._replace(hint=_with_value(key_error.hint, line.partition("=")[2], options))

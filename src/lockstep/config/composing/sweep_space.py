@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
 from lockstep.config.composing.compose import parse_override
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, Errors
 from lockstep.config.schema.legal_keys import Groups
 
 
@@ -42,16 +42,17 @@ def values_of(override: Override, options: Groups) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in points]
 
 
-def search_error(override: Override, low: str, high: str) -> Error:
-    """Return the error of an interval without a search.
-
-    `low` and `high` are the overrides of its ends.
-    """
-    low, high = (line.partition("=")[2] for line in (low, high))
-    hint = f"add one, or list them, {override.key_or_group}={low},...,{high}"
-    return Error(
-        "conflict", override.input_line or "", "needs a search that draws values (search=tpe)", hint
-    )
+def search_errors(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Errors:
+    """Yield the errors of intervals without a search, from overrides with their values."""
+    for override, lines in overrides:
+        if isinstance(override.value(), IntervalSweep):
+            low, high = (line.partition("=")[2] for line in lines)
+            yield Error(
+                "conflict",
+                override.input_line or "",
+                "needs a search that draws values (search=tpe)",
+                f"add one, or list them, {override.key_or_group}={low},...,{high}",
+            )
 
 
 def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str], Space]:
@@ -60,21 +61,28 @@ def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str]
     Raises ConfigError if there is no space, or if it contains data.fold.
     """
     parsed_overrides = [parse_override(line) for line in overrides]
-    fixed_lines = [
-        override.input_line or ""
-        for override in parsed_overrides
-        if not override.is_sweep_override()
-    ]
-    space = {
-        o.get_key_element(): _values(o, options) for o in parsed_overrides if o.is_sweep_override()
-    }
+    fixed = [o.input_line or "" for o in parsed_overrides if not o.is_sweep_override()]
+    swept = [o for o in parsed_overrides if o.is_sweep_override()]
+    space = {override.get_key_element(): _values(override, options) for override in swept}
     if not space:
-        hint = "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'"
-        raise ConfigError(Error("missing", "search=...", "needs an interval to search", hint))
+        raise ConfigError(
+            Error(
+                "missing",
+                "search=...",
+                "needs an interval to search",
+                "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'",
+            )
+        )
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
-        problem = "in a search would choose the easiest fold"
-        raise ConfigError(Error("conflict", folds[0], problem, "give one, or sweep without search"))
-    return fixed_lines, space
+        raise ConfigError(
+            Error(
+                "conflict",
+                folds[0],
+                "in a search would choose the easiest fold",
+                "give one, or sweep without search",
+            )
+        )
+    return fixed, space
 
 
 def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
@@ -89,18 +97,19 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     if isinstance(value, RangeSweep):
         start, stop = value.start or 0, value.stop or 0
         count = math.ceil((stop - start) / value.step) if value.step else 0
-        if count > 0:
-            low, high = sorted((start, start + (count - 1) * value.step))
-            return Interval(low, high, abs(value.step), False)
-        raise ConfigError(Error("value", line, "has no value", "widen it"))
+        if count <= 0:
+            raise ConfigError(Error("value", line, "has no value", "widen it"))
+        low, high = sorted((start, start + (count - 1) * value.step))
+        return Interval(low, high, abs(value.step), False)
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
     group_options = list(options.get(override.key_or_group, ()))
-    if matches := tuple(value.filter(group_options)):
-        return matches
-    raise ConfigError(
-        Error("unknown", line, "matches no option", f"choose from {', '.join(group_options)}")
-    )
+    matches = tuple(value.filter(group_options))
+    if not matches:
+        raise ConfigError(
+            Error("unknown", line, "matches no option", f"choose from {', '.join(group_options)}")
+        )
+    return matches
 
 
 def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterable[Sequence[str]]:

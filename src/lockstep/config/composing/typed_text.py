@@ -30,9 +30,14 @@ def hydra_overrides(overrides: Sequence[str]) -> list[str]:
         keys = ("experiment", "data", "data.root", "resume")
         conflicts = [line for line in lines if line.partition("=")[0].lstrip("+") in keys]
         if conflicts or len(folders) > 1:
-            problem = f"means {' '.join(settings)}"
-            hint = f"remove it, or {' '.join([*folders[1:], *conflicts])}"
-            raise ConfigError(Error("conflict", folders[0], problem, hint))
+            raise ConfigError(
+                Error(
+                    "conflict",
+                    folders[0],
+                    f"means {' '.join(settings)}",
+                    f"remove it, or {' '.join([*folders[1:], *conflicts])}",
+                )
+            )
         lines = [*settings, *lines]
     return [_quote_text(line) for line in lines]
 

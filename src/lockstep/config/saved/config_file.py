@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -12,9 +11,10 @@ import lockstep
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, LIBRARIES
+from lockstep.runs import naming
 from lockstep.runs.files import read_text, write_atomically
 from lockstep.runs.folder import RunFolder
-from lockstep.system.trees import at, from_yaml
+from lockstep.system.trees import Tree, at, from_yaml
 
 # Earlier versions had these keys.
 GONE = (
@@ -40,7 +40,7 @@ ADDED_KEYS = {
 }
 
 
-def to_tree(config: Config) -> dict[str, Any]:
+def to_tree(config: Config) -> Tree:
     """Return plain values, with the keys of YAML, such as `_target_`."""
     return config.model_dump(by_alias=True)
 
@@ -64,6 +64,13 @@ def fingerprint(config: Config) -> str:
 
 def save(config: Config, path: Path) -> None:
     write_atomically(path, yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True))
+
+
+def version_errors(folder: RunFolder, hint: str) -> list[Error]:
+    """Return an error that names the version of Lockstep that trained a run, if it is another."""
+    version = other_version(folder)
+    path = naming.display_path(folder.path)
+    return [Error("changed", path, f"was trained by {version}", hint)] if version else []
 
 
 def other_version(folder: RunFolder) -> str | None:
@@ -93,19 +100,13 @@ def load(path: Path) -> Config:
         from lockstep.config.checks.schema_errors import schema_errors
 
         errors = dict(schema_errors(tree, error, {}))
-        version = other_version(RunFolder(path.parent))
-        hint = (
-            [Error("changed", str(path.parent), f"was trained by {version}", "use that version")]
-            if version
-            else []
-        )
-        raise ConfigError(*(entry.within(str(path)) for entry in errors.values()), *hint) from error
+        raise ConfigError(
+            *(entry.within(str(path)) for entry in errors.values()),
+            *version_errors(RunFolder(path.parent), "use that version"),
+        ) from error
     needs_images = config.augment.used or config.compile
-    if (
-        config.model.target in LIBRARIES
-        and config.model.arguments().get("head_only") is True
-        and needs_images
-    ):
+    is_library = config.model.target in LIBRARIES
+    if is_library and needs_images and config.model.arguments().get("head_only") is True:
         # In earlier versions, true had the meaning of each_epoch.
         tree["model"]["head_only"] = "each_epoch"
         return Config.model_validate(tree)
@@ -121,7 +122,7 @@ def load_for_inference(path: Path) -> Config:
     return config.model_copy(update={"augment": config.augment.model_copy(update={"custom": {}})})
 
 
-def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
+def to_this_version(tree: Tree) -> Tree:
     """Drop keys and values that this version no longer has, and add those that are new in it."""
     for *parents, key in GONE:
         section = at(tree, parents)
@@ -155,7 +156,7 @@ def to_this_version(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def load_tree(path: Path) -> dict[str, Any]:
+def load_tree(path: Path) -> Tree:
     """Read the plain values of a saved configuration of any version.
 
     Raises ConfigError if it cannot be read.

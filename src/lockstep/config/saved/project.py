@@ -95,11 +95,12 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     project = current_project()
     modules, started_in = (map(path_in_copy, paths) for paths in project)
     original_folders = (*started_in, *project.modules, *project.started_in)
-    copies = {
-        "modules": list(dict.fromkeys(modules)),
-        "started_in": list(dict.fromkeys(original_folders)),
-    }
-    folder.claim(project=copies)
+    folder.claim(
+        project={
+            "modules": list(dict.fromkeys(modules)),
+            "started_in": list(dict.fromkeys(original_folders)),
+        }
+    )
 
 
 def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
@@ -119,12 +120,15 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     for key, target in named_callables(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            problem = (
-                f": package {package!r} was not found in {folders_text}, "
-                "where the run found its modules"
+            errors.append(
+                Error(
+                    "missing",
+                    f"{key}={target}",
+                    f": package {package!r} was not found in {folders_text}, "
+                    "where the run found its modules",
+                    f"run this command in the folder that contains {package} now",
+                )
             )
-            hint = f"run this command in the folder that contains {package} now"
-            errors.append(Error("missing", f"{key}={target}", problem, hint))
     if errors:
         raise ConfigError(*errors)
 
@@ -168,19 +172,17 @@ def _recorded_project(folder: RunFolder) -> Project:
 
     Raises ConfigError if the record cannot be read.
     """
+    base = folder.path.resolve()
     try:
         record = folder.fact("project") or {}
-        modules, started_in = (
-            [os.fspath(path) for path in record.get(field, ())] for field in Project._fields
+        return Project(
+            tuple(os.path.normpath(base / path) for path in record.get("modules", ())),
+            tuple(os.path.normpath(base / path) for path in record.get("started_in", ())),
         )
     except (OSError, TypeError, ValueError) as error:
         raise ConfigError(
             Error("damaged", str(folder.facts_file), "cannot be read", str(error))
         ) from error
-    base = folder.path.resolve()
-    return Project(
-        *(tuple(os.path.normpath(base / path) for path in paths) for paths in (modules, started_in))
-    )
 
 
 def _resolve_folders(folders: list[str]) -> tuple[str, ...]:

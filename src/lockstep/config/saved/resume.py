@@ -28,7 +28,7 @@ from lockstep.config.schema.key_scopes import (
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.config.schema.sections import Scope
 from lockstep.system.redaction import redact
-from lockstep.system.trees import at, leaves
+from lockstep.system.trees import Tree, at, leaves
 
 
 def merge_saved(saved_config: Config, cfg: DictConfig, choices: Iterable[Override]) -> DictConfig:
@@ -72,15 +72,15 @@ def resumed_config(saved_config: Config, cfg: DictConfig, options: Groups) -> Co
     try:
         config = check_tree(tree, options, unresolved)
     except ConfigError as error:
-        raise ConfigError(*_changes(to_tree(saved_config), tree), *error.errors) from error
+        raise ConfigError(*_changes(to_tree(saved_config), tree, {}), *error.errors) from error
     # The comparison includes the defaults of the schema, which the saved configuration contains.
-    errors = _changes(to_tree(saved_config), tree, defaults=to_tree(config))
+    errors = _changes(to_tree(saved_config), tree, to_tree(config))
     if errors:
         raise ConfigError(*errors)
     return config
 
 
-def keep_resolved(tree: dict[str, Any], saved_config: Config) -> dict[str, Any]:
+def keep_resolved(tree: Tree, saved_config: Config) -> Tree:
     """Keep the values that a run resolved when it began.
 
     These are the preprocessing of its images, and the weights of balanced classes.
@@ -109,15 +109,13 @@ def keep_resolved(tree: dict[str, Any], saved_config: Config) -> dict[str, Any]:
     return tree
 
 
-def _changes(
-    saved_tree: dict[str, Any], tree: dict[str, Any], defaults: dict[str, Any] | None = None
-) -> list[Error]:
+def _changes(saved_tree: Tree, tree: Tree, defaults: Tree) -> list[Error]:
     """Describe every frozen key whose value differs from that of the saved run."""
     old_values = dict(_values(saved_tree))
-    new_values = {**dict(_values(defaults or {})), **dict(_values(tree))}
+    new_values = dict(_values(defaults)) | dict(_values(tree))
     changed_keys = [
         key
-        for key in {**old_values, **new_values}
+        for key in old_values | new_values
         if old_values.get(key) != new_values.get(key)
         and not (is_free_on_resume(key, saved_tree) and is_free_on_resume(key, tree))
     ]
@@ -139,7 +137,7 @@ def _changes(
     ]
 
 
-def _values(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _values(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Yield (key, value) of all leaves.
 
     Empty sections and the default `_partial_: false` are left out.
@@ -149,7 +147,7 @@ def _values(tree: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def is_free_on_resume(key: str, tree: dict[str, Any]) -> bool:
+def is_free_on_resume(key: str, tree: Tree) -> bool:
     """Return whether a resume may change the value at `key` of a configuration."""
     path = key.split(".")
     if path[0] == "callbacks":

@@ -28,38 +28,28 @@ OWN = ("lockstep.callbacks", "lockstep.data", "lockstep.models", "lockstep.tasks
 # nothing by name. Some entries are single names. Other loggers are not listed, because some send a
 # key from the environment to the address that they are given.
 LIBRARIES = {
-    *(
-        "torch.nn",
-        "torch.nn.functional",
-        "torch.utils.data",
-        "torchmetrics",
-        "torchmetrics.classification",
-    ),
-    *(
-        "torch.optim",
-        "torch.optim.lr_scheduler",
-        "torch.optim.swa_utils",
-        "timm.optim",
-        "torchmetrics.regression",
-    ),
-    *(
-        "torchvision.datasets",
-        "torchvision.models",
-        "torchvision.transforms",
-        "torchvision.transforms.v2",
-    ),
-    *(
-        "torchvision.ops",
-        "lightning.pytorch.callbacks",
-        "optuna.pruners",
-        "optuna.samplers",
-        "torch.tensor",
-    ),
-    *(
-        "lightning.pytorch.loggers.CSVLogger",
-        "lightning.pytorch.loggers.TensorBoardLogger",
-        "datetime.timedelta",
-    ),
+    "torch.nn",
+    "torch.nn.functional",
+    "torch.utils.data",
+    "torchmetrics",
+    "torchmetrics.classification",
+    "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torch.optim.swa_utils",
+    "timm.optim",
+    "torchmetrics.regression",
+    "torchvision.datasets",
+    "torchvision.models",
+    "torchvision.transforms",
+    "torchvision.transforms.v2",
+    "torchvision.ops",
+    "lightning.pytorch.callbacks",
+    "optuna.pruners",
+    "optuna.samplers",
+    "torch.tensor",
+    "lightning.pytorch.loggers.CSVLogger",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+    "datetime.timedelta",
 }
 # In a copy of Lockstep's repository, two of these folders run commands.
 NO_PACKAGES = ("benchmarks", "outputs", "tests")
@@ -107,34 +97,16 @@ def check(
             and not (is_target and _is_known(value, run))
             and default_values().get(key) != value
         ):
-            if is_path:
-                path_setting = f"{key}={value} of {naming.display_path(run.path)}".encode(
-                    "unicode_escape"
-                ).decode()
-                raise ConfigError(
-                    Error(
-                        "untrusted",
-                        path_setting,
-                        "contains a variable of this machine",
-                        f"set {key}=..., or add --trust",
-                    )
-                )
-            setting, origin = (
-                (f"{key}={literal(value)}", "a known library")
-                if is_target
-                else (key, "the command line")
-            )
-            setting = (
-                f"{setting.encode('unicode_escape').decode()} of {naming.display_path(run.path)}"
-            )
-            raise ConfigError(
-                Error(
-                    "untrusted",
-                    setting,
-                    f"comes neither from {origin} nor from the project in the current folder",
-                    naming.TRUST,
-                )
-            )
+            setting = key if not (is_path or is_target) else f"{key}={literal(value)}"
+            problem = "contains a variable of this machine"
+            hint = f"set {key}=..., or add --trust"
+            if not is_path:
+                origin = "a known library" if is_target else "the command line"
+                problem = f"comes neither from {origin} nor from the project in the current folder"
+                hint = naming.TRUST
+            escaped_setting = setting.encode("unicode_escape").decode()
+            location = naming.display_path(run.path)
+            raise ConfigError(Error("untrusted", f"{escaped_setting} of {location}", problem, hint))
 
 
 def _compose_defaults(source: Source) -> dict[str, Any]:

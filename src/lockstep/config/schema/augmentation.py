@@ -127,11 +127,10 @@ class Augment(Section):
             "crop_border": True,
             "cutout_inside": True,
             "rand_augment": {"magnitude"},
+            "random_resized_crop": {"ratio"},
+            "custom": True,
         }
-        qualifiers |= {"random_resized_crop": {"ratio"}, "custom": True}
-        values = leaves(self.model_dump(exclude=qualifiers), "")
-        custom = {
-            key.removeprefix("augment."): section.target
-            for key, section in self.custom_sections.items()
-        }
-        return custom | {key: value for key, value in values if value}
+        values = dict(leaves(self.model_dump(exclude=qualifiers), ""))
+        for name, section in self.custom.items():
+            values[f"custom.{name}"] = section and section.target
+        return {key: value for key, value in values.items() if value}

@@ -4,7 +4,6 @@ Values are only in conf/. This module does not import torch, so that errors are 
 immediately.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,6 +35,7 @@ from lockstep.config.schema.target_sections import (
     Target,
     TaskSection,
 )
+from lockstep.system.trees import KeyPath
 from lockstep.system.types import PathText, Positive, Seed
 
 # The user chooses the names of the entries of these sections.
@@ -159,7 +159,7 @@ def root(tree: Any) -> type[Config]:
     return BenchmarkConfig if isinstance(tree, dict) and "benchmark" in tree else Config
 
 
-def section(tree: Any, path: Sequence[str]) -> type[Section] | None:
+def section(tree: Any, path: KeyPath) -> type[Section] | None:
     """Return the section at `path` of a tree, or None if the schema has none there."""
     config_type = root(tree)
     if not path:

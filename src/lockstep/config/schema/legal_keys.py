@@ -4,13 +4,12 @@ No target is imported.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lockstep.config.errors import Error
 from lockstep.config.schema.configuration import CALLED, NAMED, fields, root, section
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.system.text import near_names, question
-from lockstep.system.trees import at, leaves
+from lockstep.system.trees import KeyPath, Tree, at, leaves
 
 Groups = Mapping[str, Sequence[str]]  # Options of every configuration group, for hints
 # Names in PyTorch scripts, Lightning, timm and MATLAB that the search for similar names misses, in
@@ -125,7 +124,7 @@ ALWAYS_ON = (
 
 
 def unknown_key(
-    tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
+    tree: Tree, path: KeyPath, groups: Groups, names: Sequence[str] | None = None
 ) -> Error:
     """Describe an unknown key, with a hint.
 
@@ -154,7 +153,7 @@ def unknown_key(
     return Error("unknown", key, "is not a setting", question(candidates, otherwise))
 
 
-def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Sequence[str] | None:
+def legal_names(tree: Tree, path: KeyPath, groups: Groups) -> Sequence[str] | None:
     """Return the legal keys below `path`, or None if they are the parameters of a target."""
     if not path:
         root_fields = fields(root(tree))
@@ -176,7 +175,7 @@ def legal_names(tree: dict[str, Any], path: Sequence[str], groups: Groups) -> Se
 
 
 def meant_key(
-    tree: dict[str, Any], path: Sequence[str], groups: Groups, names: Sequence[str] | None = None
+    tree: Tree, path: KeyPath, groups: Groups, names: Sequence[str] | None = None
 ) -> list[str]:
     """Return the keys that an unknown key may mean.
 

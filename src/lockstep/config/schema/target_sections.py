@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lockstep.config.schema.sections import Dotted, Scope, Section
 from lockstep.system.text import expand_path
+from lockstep.system.trees import Tree
 from lockstep.system.types import Count, NonNegative, PathText, Positive, PositiveFloat, Probability
 
 CLASSIFIER = "lockstep.models.Classifier"
@@ -246,9 +247,7 @@ class Search(Section):
     )
 
 
-def targets(
-    value: Any, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+def targets(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tree]]:
     """Yield the path and value of every section with a `_target_`, including nested ones."""
     if isinstance(value, dict):
         if isinstance(value.get("_target_"), str):
@@ -260,7 +259,7 @@ def targets(
             yield from targets(child, (*path, str(i)))
 
 
-def named_callables(tree: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def named_callables(tree: Tree) -> Iterator[tuple[str, str]]:
     """Yield (key, dotted name) of every `_target_`."""
     for path, value in targets(tree):
         yield ".".join([*path, "_target_"]), value["_target_"]
