@@ -15,8 +15,7 @@ import pytest
 from lockstep import Run
 from lockstep.cli import main
 from lockstep.monitoring.comparison import outcomes
-from lockstep.monitoring.selection import all_runs
-from lockstep.runs.discovery import RunWatcher
+from lockstep.runs.discovery import RunWatcher, all_runs
 from lockstep.runs.files import write_rows
 from lockstep.runs.folder import RunFolder
 

@@ -19,7 +19,6 @@ from werkzeug.wrappers import Request, Response
 
 from lockstep.board.guard import Guard, Refusal
 from lockstep.board.sweeps import Sweeps, test_result
-from lockstep.monitoring.selection import all_runs
 from lockstep.runs import discovery, naming, permissions
 from lockstep.runs.files import JsonObject, to_json, write_json
 from lockstep.runs.folder import LIVE_STATES
@@ -112,7 +111,10 @@ class TrainingPlugin(base_plugin.TBPlugin):
 
     def _list(self, request: Request) -> JsonObject:
         """Return all runs and a row for each sweep, with the overrides in which they differ."""
-        runs = [run.facts | test_result(run.facts["metrics"]) for run in all_runs(self._watcher)]
+        runs = [
+            run.facts | test_result(run.facts["metrics"])
+            for run in discovery.all_runs(self._watcher)
+        ]
         sweeps = self._sweeps.rows()
         overrides = discovery.differing_overrides(
             [*(run for run in runs if "sweep" not in run), *sweeps]

@@ -253,9 +253,7 @@ def _compose(overrides: Sequence[str], command: Command) -> tuple[DictConfig, li
         with open_dict(cfg):
             cfg.hydra = hydra
     elif not errors and not refusals:
-        cfg = drop_replaced_parameters(
-            cfg, overrides, partial(compose_config, source=command.source)
-        )
+        cfg = drop_replaced_parameters(cfg, overrides, command.source)
     # Refusals are described last, because other overrides may have changed a `_target_` and with it
     # the legal names.
     errors += [

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.monitoring import formatting
-from lockstep.monitoring.selection import Listed, all_runs, root_of
 from lockstep.runs import naming
-from lockstep.runs.discovery import RunWatcher, differing_overrides
+from lockstep.runs.discovery import Listed, RunWatcher, all_runs, differing_overrides, root_of
 from lockstep.runs.files import JsonObject, print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal

@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.monitoring.selection import DEFAULT_ROOT, all_runs, root_of
 from lockstep.runs import discovery, naming
 
 FACTS = (
@@ -113,11 +112,13 @@ class Run(Mapping[str, Any]):
         return str(self.path)
 
 
-def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
+def runs(folder: str | os.PathLike[str] = discovery.DEFAULT_ROOT) -> list[Run]:
     """List all runs below a folder, including trials of sweeps, newest first.
 
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist,
     except for the default.
     """
-    listed_runs = all_runs(discovery.RunWatcher(root_of(os.fspath(folder)), scan_every_s=0.0))
+    listed_runs = discovery.all_runs(
+        discovery.RunWatcher(discovery.root_of(os.fspath(folder)), scan_every_s=0.0)
+    )
     return [Run(run.discovered.folder.path.resolve()) for run in listed_runs]

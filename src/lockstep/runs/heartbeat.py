@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from lockstep.runs.files import no_link, open_to_append
 from lockstep.runs.folder import RunFolder
@@ -58,14 +57,6 @@ def _touch(path: Path, is_over: threading.Event) -> None:
             os.utime(path)
 
 
-class Heartbeat(NamedTuple):
-    """The process of a rank, and the time of its last heartbeat by the clock of the disk."""
-
-    host: str
-    pid: int
-    at_s: float
-
-
 def silent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report each rank without a heartbeat for `SILENCE_S`, or return "" if there is none.
 
@@ -79,21 +70,20 @@ def silent_ranks(folder: RunFolder, world_size: int) -> str:
         if folder.failure.exists():
             return ""
         time.sleep(0.05)
-    after, now_s = _heartbeats(folder), folder.now_s()
+    silent, now_s = before & _heartbeats(folder), folder.now_s()
     return "\n".join(
-        f"rank {rank} of {world_size} on {heartbeat.host} (pid {heartbeat.pid}) "
-        f"has been silent since {datetime.fromtimestamp(heartbeat.at_s):%H:%M:%S}, "
-        f"for {now_s - heartbeat.at_s:.0f} s: it was killed, is stopped or hangs, "
-        f"or {heartbeat.host} is down or unreachable"
-        for rank, heartbeat in sorted(after.items(), key=lambda item: item[1].at_s)
-        if before.get(rank) == heartbeat
+        f"rank {rank} of {world_size} on {host} (pid {pid}) "
+        f"has been silent since {datetime.fromtimestamp(at_s):%H:%M:%S}, "
+        f"for {now_s - at_s:.0f} s: it was killed, is stopped or hangs, "
+        f"or {host} is down or unreachable"
+        for at_s, rank, host, pid in sorted(silent)
     )
 
 
 def absent_ranks(folder: RunFolder, world_size: int) -> str:
     """Report the ranks that never had a heartbeat, or return "" if there are none."""
-    heartbeats = _heartbeats(folder)
-    ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in heartbeats)
+    present_ranks = {rank for _, rank, _, _ in _heartbeats(folder)}
+    ranks = ", ".join(str(rank) for rank in range(world_size) if rank not in present_ranks)
     if not ranks:
         return ""
     return (
@@ -102,14 +92,15 @@ def absent_ranks(folder: RunFolder, world_size: int) -> str:
     )
 
 
-def _heartbeats(folder: RunFolder) -> dict[int, Heartbeat]:
-    heartbeats = {}
+def _heartbeats(folder: RunFolder) -> set[tuple[float, int, str, int]]:
+    """Return the time by the clock of the disk, rank, host and process of each last heartbeat."""
+    heartbeats: set[tuple[float, int, str, int]] = set()
     for rank, path in folder.heartbeats().items():
         # The file is opened, because a network disk may report an old time for a file that is not
         # open.
         with contextlib.suppress(OSError, ValueError), open(path, opener=no_link) as file:
             host, pid = file.read(1000).split()
-            heartbeats[rank] = Heartbeat(host, int(pid), os.fstat(file.fileno()).st_mtime)
+            heartbeats.add((os.fstat(file.fileno()).st_mtime, rank, host, int(pid)))
     return heartbeats
 
 

@@ -41,8 +41,14 @@ def test_overrides_around_options(line: str, overrides: str) -> None:
         ("--lr=0.1", "did you mean optimizer.lr=0.1?"),
         ("--batch-size 32", "write global_batch_size=32"),
         ("--gpus 2", "write trainer.devices=2"),
-        ("--arch resnet50", "write model=torchvision model.name=resnet50"),
-        ("--model vit_tiny_patch16_224", "write model=timm model.name=vit_tiny_patch16_224"),
+        (
+            "--arch resnet50",
+            "write model=torchvision model.name=resnet50, or model=timm model.name=resnet50",
+        ),
+        (
+            "--model vit_b",
+            "write model=torchvision model.name=vit_b, or model=timm model.name=vit_b",
+        ),
         ("--data-dir flowers", "write data=image_folder data.root=flowers"),
         ("--max-steps 9", "write trainer.max_epochs=... (an epoch: all images once)"),
         ("--pretrained model=timm", "write model=torchvision model.name=... model.pretrained=true"),

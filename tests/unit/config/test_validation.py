@@ -17,7 +17,7 @@ from lockstep.config.composing.compose import Source, groups
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.config.schema.legal_keys import ALWAYS_ON, FOREIGN_NAMES
+from lockstep.config.schema.legal_keys import FOREIGN_NAMES
 from lockstep.system import hardware
 from lockstep.system.trees import leaves
 from tests.support.composed import composed_once, config_of
@@ -831,8 +831,7 @@ def test_dry_run_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ALL_GROUPS = groups(*compose.DEFAULT.folders)
 HINTS = [
-    *((foreign, f"write {settings}") for foreign, settings in FOREIGN_NAMES),
-    *((foreign, f"remove it: {what}") for foreign, what in ALWAYS_ON),
+    *FOREIGN_NAMES,
     # in any case
     ("ExecutionEnvironment=parallel-cpu", "write strategy=cpu trainer.devices=..."),
     ("MiniBatchSize=256", "write global_batch_size=256"),

@@ -1,21 +1,21 @@
 """Removes the parameters of a replaced target from a section with a custom `_target_`."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from lockstep.config.composing.compose import CONF, parse_override
+from lockstep.config.composing.compose import CONF, Source, compose_config, parse_override
 from lockstep.config.schema.configuration import CALLED, fields
 
 
 def drop_replaced_parameters(
-    cfg: DictConfig, overrides: Sequence[str], compose: Callable[[list[str]], DictConfig]
+    cfg: DictConfig, overrides: Sequence[str], source: Source
 ) -> DictConfig:
     """Remove the parameters of the replaced target from sections with a custom `_target_`.
 
-    `overrides` are all those of `cfg`, and `compose` composes some of them. A section whose option
+    `overrides` are all those of `cfg`, which was composed from `source`. A section whose option
     names the target stays as it is.
     """
     override_pairs = [(line, parse_override(line)) for line in overrides]
@@ -39,7 +39,7 @@ def drop_replaced_parameters(
             if override.key_or_group.startswith(f"{group}.") and not override.is_delete()
         ]
         try:
-            custom_cfg = compose([*choices, f"~{group}", *values])
+            custom_cfg = compose_config([*choices, f"~{group}", *values], source)
         except HydraException:
             # The defaults choose no option of this group.
             continue

@@ -64,8 +64,6 @@ def syntax_error(line: str) -> Error:
             "is a file",
             "give the folder of the images, or a list by data=list data.file=...",
         )
-    if Path(line).is_dir():
-        return Error("value", line, "is a folder", f"write {shlex.quote(f'data.root={line}')}")
     return Error(
         "value",
         repr(line),
