@@ -8,7 +8,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from lockstep.runs import discovery, naming
+from lockstep.runs import naming
+from lockstep.runs.discovery import (
+    DEFAULT_ROOT,
+    RunWatcher,
+    all_runs,
+    read_rows,
+    read_run_folder,
+    restrict_to_epoch,
+    root_of,
+)
 
 FACTS = (
     "epoch",
@@ -45,7 +54,7 @@ class Run(Mapping[str, Any]):
     @property
     def state(self) -> str:
         """The state: training, finished, stopped, failed, ..., as in `lockstep runs`."""
-        return discovery.read_run_folder(self._folder)["state"]
+        return read_run_folder(self._folder)["state"]
 
     @property
     def overrides(self) -> list[str]:
@@ -65,7 +74,7 @@ class Run(Mapping[str, Any]):
 
         Non-finite values are omitted.
         """
-        return discovery.read_rows(self._folder)
+        return read_rows(self._folder)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -73,7 +82,7 @@ class Run(Mapping[str, Any]):
         return self._folder.read_summary()
 
     def _row(self) -> dict[str, Any]:
-        facts = discovery.restrict_to_epoch(discovery.read_run_folder(self._folder), self._folder)
+        facts = restrict_to_epoch(read_run_folder(self._folder), self._folder)
         start_s = facts.get("started")
         return {
             "run": naming.display_path(self.path),
@@ -112,13 +121,11 @@ class Run(Mapping[str, Any]):
         return str(self.path)
 
 
-def runs(folder: str | os.PathLike[str] = discovery.DEFAULT_ROOT) -> list[Run]:
+def runs(folder: str | os.PathLike[str] = DEFAULT_ROOT) -> list[Run]:
     """List all runs below a folder, including trials of sweeps, newest first.
 
     pandas.DataFrame makes a row of each. Raises FileNotFoundError if the folder does not exist,
     except for the default.
     """
-    listed_runs = discovery.all_runs(
-        discovery.RunWatcher(discovery.root_of(os.fspath(folder)), scan_every_s=0.0)
-    )
+    listed_runs = all_runs(RunWatcher(root_of(os.fspath(folder)), scan_every_s=0.0))
     return [Run(run.discovered.folder.path.resolve()) for run in listed_runs]
