@@ -25,8 +25,8 @@ LAYERS = (
 PROMISE = (
     *("distributed", "tasks", "callbacks.custom_module", "callbacks.stop"),
     *("data.balance", "data.loader", "data.sampler", "data.transforms"),
-    *("data.images.dataset_samples", "data.images.random_states", "data.splits"),
-    *("data.splitting", "data.group_splitting"),
+    *("data.images.dataset_samples", "data.splits"),
+    "data.splitting",
     *(
         "models.classifier",
         "models.counts",

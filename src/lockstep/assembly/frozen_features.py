@@ -87,7 +87,7 @@ class FrozenFeatures(L.Callback):
             raise _refusal(
                 f"computes features once, and {config.data.target} may draw each sample at random"
             )
-        if config.optimizer.is_newton and data.steps_per_epoch > 1:
+        if config.optimizer.is_newton and data.batches("train").num_steps > 1:
             raise ConfigError(
                 Error(
                     "range",
@@ -107,9 +107,7 @@ class FrozenFeatures(L.Callback):
         }
         callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         # There is no such callback in `lockstep verify`.
-        stop = next(
-            (callback for callback in callbacks if isinstance(callback, StopTogether)), None
-        )
+        stops = [callback for callback in callbacks if isinstance(callback, StopTogether)]
         with contextlib.ExitStack() as lock_stack:
             _on_disk(
                 path,
@@ -119,7 +117,7 @@ class FrozenFeatures(L.Callback):
             table = _on_disk(path, lambda path: _read(path, record), np.empty(0, record))
             missing = sorted(set().union(*gather_objects(sources.keys() - _rows(table).keys())))
             if missing:
-                requested = partial(stop.request, trainer) if stop else int
+                requested = partial(stops[0].request, trainer) if stops else int
                 computed_records, request = _compute(
                     session, module, sources, missing, record, path, requested
                 )
@@ -135,8 +133,8 @@ class FrozenFeatures(L.Callback):
                 )
                 # This stop saves no checkpoint, because that of a resumed run is not loaded
                 # completely.
-                if stop and request:
-                    raise stop.stopped(request)
+                if request:
+                    raise stops[0].stopped(request)
                 table = _on_disk(path, lambda path: _read(path, record), computed_records)
         row_by_digest, values = _rows(table), torch.from_numpy(table["values"])
         features: dict[str, Pixels] = {}
@@ -178,11 +176,8 @@ def _path(session: Session, module: Classifier) -> Path | None:
     assert isinstance(net, TakesFeatures)
     cache = together(session.config.data.resolve_paths).arguments().get("cache")
     arguments = {key: value for key, value in section.arguments().items() if key not in FREE_KEYS}
-    code = hashlib.blake2b(digest_size=8)
-    code.update(
-        f"{FORMAT} {section.target} {arguments} {session.precision} {session.device.type} "
-        f"{module.layout}".encode()
-    )
+    settings = (section.target, arguments, session.precision, session.device.type, module.layout)
+    code = hashlib.blake2b(" ".join(map(str, (FORMAT, *settings))).encode(), digest_size=8)
     for name, value in {**net.state_dict(), "mean": module.mean, "std": module.std}.items():
         if not name.startswith(f"{net.feature_head}."):
             code.update(f"{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
@@ -259,17 +254,14 @@ def _digests(session: Session, pixels: Mapping[str, Pixels]) -> dict[str, list[b
         ]
     )
     split_digests = {split: list[bytes]() for split in pixels}
-    all_digests = gather_objects(rank_digests)
-    for number, (split, _) in enumerate(runs):
-        split_digests[split] += all_digests[number % session.world_size][
-            number // session.world_size
-        ]
+    all_digests = [*map(iter, gather_objects(rank_digests))]
+    for (split, _), run_digests in zip(runs, itertools.cycle(all_digests), strict=False):
+        split_digests[split] += next(run_digests)
     return split_digests
 
 
 def _rows(table: NDArray[Any]) -> dict[bytes, int]:
-    digests = np.ascontiguousarray(table["digest"]).tobytes()
-    return {digests[16 * row : 16 * row + 16]: row for row in range(len(table))}
+    return {digest.tobytes(): row for row, digest in enumerate(table["digest"])}
 
 
 def _compute(
@@ -292,12 +284,12 @@ def _compute(
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
     width = record["values"].shape[0]
     if is_shown:
-        description = (
-            f"{plural(len(missing), 'image')} by {session.config.model.arguments()['name']}: "
-            f"{width:,} numbers each"
+        print_line(
+            terminal(),
+            f"Features of {plural(len(missing), 'image')} by "
+            f"{session.config.model.arguments()['name']}: {width:,} numbers each, into "
+            f"{path or 'memory'} ({size_text(table.nbytes)})",
         )
-        destination = f"{path or 'memory'} ({size_text(table.nbytes)})"
-        print_line(terminal(), f"Features of {description}, into {destination}")
 
     def read(chunk: list[bytes]) -> Tensor:
         return torch.cat(

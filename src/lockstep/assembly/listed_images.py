@@ -43,9 +43,8 @@ def files_of(
     list_images = list_classes if section.target == IMAGE_FOLDER else read_list
     table = list_images(**arguments, is_other=is_other)
     if completes_splits:
-        table = complete_splits(
-            table, *split_arguments, fold=Fold.from_settings(section.fold, section.folds), kept=kept
-        )
+        fold = None if section.folds is None else Fold(section.fold, section.folds)
+        table = complete_splits(table, *split_arguments, fold=fold, kept=kept)
     return Decoding(table=table, preprocessing=preprocessing, **settings)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from lockstep.config.errors import ConfigError, Error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.image_table import real_names
-from lockstep.data.module import Batching, ImageData, Storage
+from lockstep.data.module import Batching, ImageData
 from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
@@ -64,47 +64,43 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
     refuse_shared_groups(config, images)
+    if errors := [*_unfit_images(config, images)]:
+        raise ConfigError(*errors)
+
+
+def _unfit_images(config: Config, images: Splits) -> Iterator[Error]:
     name = f"data._target_={config.data.target}"
     pixels = images.train.pixels
     memory = config.data.memory
-    errors: list[Error] = []
     if memory not in ("auto", "stream") and is_streamed(pixels):
-        errors.append(
-            Error(
-                "conflict",
-                f"data.memory={memory}",
-                f", but {name} makes samples on demand",
-                "use data.memory=stream",
-            )
+        yield Error(
+            "conflict",
+            f"data.memory={memory}",
+            f", but {name} makes samples on demand",
+            "use data.memory=stream",
         )
     if memory == "stream" and not any(
         is_streamed(subset.pixels) for subset in images.by_name.values()
     ):
-        errors.append(
-            Error(
-                "conflict",
-                "data.memory=stream",
-                f", but {name} does not stream its images",
-                "use data.memory=auto",
-            )
+        yield Error(
+            "conflict",
+            "data.memory=stream",
+            f", but {name} does not stream its images",
+            "use data.memory=auto",
         )
     if images.statistics is None and not isinstance(pixels, Tensor):
-        errors.append(
-            Error(
-                "missing",
-                name,
-                "returns neither pixels nor statistics of them",
-                "return Splits(..., statistics=Statistics(mean, std))",
-            )
+        yield Error(
+            "missing",
+            name,
+            "returns neither pixels nor statistics of them",
+            "return Splits(..., statistics=Statistics(mean, std))",
         )
     if config.data.drop_last and len(pixels) < config.global_batch_size:
-        errors.append(
-            Error(
-                "range",
-                "data.drop_last=true",
-                f"leaves no batch of {config.global_batch_size} of {len(pixels)} training images",
-                "use a smaller global_batch_size",
-            )
+        yield Error(
+            "range",
+            "data.drop_last=true",
+            f"leaves no batch of {config.global_batch_size} of {len(pixels)} training images",
+            "use a smaller global_batch_size",
         )
     uses = {
         "data.balance": config.data.balance,
@@ -114,75 +110,59 @@ def refuse_unfit_images(config: Config, images: Splits) -> None:
         f"{key}={value}" for key, value in uses.items() if value and not isinstance(value, list)
     ]
     if counting_settings and images.class_counts("train") is None:
-        errors.append(
-            Error(
-                "missing",
-                counting_settings[0],
-                "needs the class of each training image",
-                f"let {name} return them, a Dataset as `targets` (no target_transform)",
-            )
+        yield Error(
+            "missing",
+            counting_settings[0],
+            "needs the class of each training image",
+            f"let {name} return them, a Dataset as `targets` (no target_transform)",
         )
     if (absent_classes := images.absent_classes("train")) and (
         counting_settings or len(images.train.targets)
     ):
-        errors.append(
-            Error(
-                "missing",
-                name,
-                f"has no training image of {join_names(absent_classes)}",
-                "add some, or remove the class",
-            )
+        yield Error(
+            "missing",
+            name,
+            f"has no training image of {join_names(absent_classes)}",
+            "add some, or remove the class",
         )
     augment = config.augment
     augmentations = [f"augment.{name}={literal(value)}" for name, value in augment.used.items()]
     if augmentations and images.train.dtype != torch.uint8:
-        errors.append(
-            Error(
-                "conflict",
-                ", ".join(augmentations),
-                f"needs uint8 images, and {name} returns floats",
-                "remove it, and change the images in the source",
-            )
+        yield Error(
+            "conflict",
+            ", ".join(augmentations),
+            f"needs uint8 images, and {name} returns floats",
+            "remove it, and change the images in the source",
         )
     if config.data.validate_on_test and len(images.val):
-        errors.append(
-            Error(
-                "conflict",
-                "data.validate_on_test=true",
-                f"leaves {plural(len(images.val), 'given validation image')} unused",
-                "move them to train, or validate on them with data.validate_on_test=false",
-            )
+        yield Error(
+            "conflict",
+            "data.validate_on_test=true",
+            f"leaves {plural(len(images.val), 'given validation image')} unused",
+            "move them to train, or validate on them with data.validate_on_test=false",
         )
     if not len(images.val) and not config.data.validate_on_test:
-        errors.append(
-            Error(
-                "missing",
-                name,
-                "has no validation images",
-                "set data.val_fraction=0.1 to split them from train",
-            )
+        yield Error(
+            "missing",
+            name,
+            "has no validation images",
+            "set data.val_fraction=0.1 to split them from train",
         )
     side = min(pixels.shape[-2:])
     if augment.crop_border == "reflect" and augment.crop_padding >= side:
-        errors.append(
-            Error(
-                "range",
-                f"augment.crop_padding={augment.crop_padding}",
-                f"reflects more than the images of {name} have",
-                f"use less than their shorter side, {side}",
-            )
+        yield Error(
+            "range",
+            f"augment.crop_padding={augment.crop_padding}",
+            f"reflects more than the images of {name} have",
+            f"use less than their shorter side, {side}",
         )
     if augment.cutout_inside and augment.cutout > side:
-        errors.append(
-            Error(
-                "range",
-                f"augment.cutout={augment.cutout}",
-                f"does not fit inside the images of {name}",
-                f"use at most their shorter side, {side}",
-            )
+        yield Error(
+            "range",
+            f"augment.cutout={augment.cutout}",
+            f"does not fit inside the images of {name}",
+            f"use at most their shorter side, {side}",
         )
-    if errors:
-        raise ConfigError(*errors)
 
 
 def refuse_shared_groups(config: Config, images: Splits) -> None:
@@ -204,16 +184,14 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
     ):
         shared_units = [group for group in first_units if group in second_units]
         if shared_units and config.data.shared_groups == "refuse":
-            example = (
-                f"{shared_units[0]} "
-                f"({first_units[shared_units[0]]}, {second_units[shared_units[0]]})"
-            )
+            example = shared_units[0]
             raise ConfigError(
                 Error(
                     "conflict",
                     "data.shared_groups=refuse",
-                    f"forbids {plural(len(shared_units), unit)} "
-                    f"in both {first_split} and {second_split}, such as {example}",
+                    f"forbids {plural(len(shared_units), unit)} in both {first_split} and "
+                    f"{second_split}, such as {example} "
+                    f"({first_units[example]}, {second_units[example]})",
                     "move their images, or set data.shared_groups=accept",
                 )
             )
@@ -238,24 +216,24 @@ def serve_images(session: Session, images: Splits) -> ImageData:
             global_batch_size=config.global_batch_size,
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             eval_batch_size=config.eval_batch_size,
+            rank=session.rank,
             worker_weights=session.worker_weights,
-            limit_train_batches=trainer.limit_train_batches,
-            limit_val_batches=trainer.limit_val_batches,
-            limit_test_batches=trainer.limit_test_batches,
+            limits={
+                "train": trainer.limit_train_batches,
+                "val": trainer.limit_val_batches,
+                "test": trainer.limit_test_batches,
+            },
             overfit_batches=trainer.overfit_batches,
+            seed=config.seed,
             balance=config.data.balance,
             drop_last=config.data.drop_last,
         ),
         augment=partial(Augment, **augment, by_shard=session.shards and session.shards.map),
         crop=random_crop,
         change=change,
-        storage=Storage(
-            device=session.device,
-            memory=config.data.memory,
-            num_workers=_num_workers(session, images),
-        ),
-        seed=config.seed,
-        rank=session.rank,
+        device=session.device,
+        memory=config.data.memory,
+        num_workers=_num_workers(session, images),
     )
     if change is not None:
         count = min(NUM_REPEATED, len(images.train))
@@ -348,7 +326,7 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     refuse_unfit_arguments(section)
     settings = {
         "memory": section.memory,
-        "fold": Fold.from_settings(section.fold, section.folds),
+        "fold": None if section.folds is None else Fold(section.fold, section.folds),
         "kept": kept,
     }
     settings = {key: value for key, value in settings.items() if value is not None}

@@ -1,9 +1,9 @@
 from .sampler import GlobalBatches as GlobalBatches
+from .sources.builtin import cifar10 as cifar10
 from .sources.builtin import digits as digits
+from .sources.builtin import fashion_mnist as fashion_mnist
 from .sources.builtin import synthetic as synthetic
 from .sources.datasets import dataset as dataset
-from .sources.downloads import cifar10 as cifar10
-from .sources.downloads import fashion_mnist as fashion_mnist
 from .sources.folders import image_folder as image_folder
 from .sources.lists import image_list as image_list
 from .splits import ImageError as ImageError

@@ -5,15 +5,17 @@ They can leak between splits or folds, or have contradictory classes.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
 from lockstep.data.inspection import InspectedImage, Inspection
 from lockstep.data.near_duplicates import Pair, near_pairs
-from lockstep.data.splits import Splits, makes_targets
+from lockstep.data.splits import Splits
+from lockstep.system.text import join_names
 
 MAX_IMAGES_NAMED = 4  # images listed in one message
 # This is the smallest rounded distance of near-duplicates, because 0 means equal pixels.
@@ -65,21 +67,13 @@ class Duplicates(NamedTuple):
     @property
     def text(self) -> str:
         """Return the first images with their splits, and with their targets if these differ."""
-        images = self.images[:MAX_IMAGES_NAMED]
-        descriptions = [
-            f"{image.split}: {image.name}{f' ({image.target})' if self.has_targets else ''}"
-            for image in images
-        ]
-        descriptions += (
-            [f"{len(self.images) - len(images):,} more"] if len(self.images) > len(images) else []
-        )
-        pair = f"{descriptions[0]} {'~' if self.distance else '='} {descriptions[1]}"
-        line = (" = " if self.is_equal else " ~ ").join([pair, *descriptions[2:]])
-        return (
-            line
-            + f", distance {self.distance:.4f}" * bool(self.distance)
-            + f" ({self.fold})" * bool(self.fold)
-        )
+        template = "{0.split}: {0.name} ({0.target})" if self.has_targets else "{0.split}: {0.name}"
+        first, second, *others = map(template.format, self.images)
+        pair = f"{first} {'~' if self.distance else '='} {second}"
+        line = join_names([pair, *others], MAX_IMAGES_NAMED - 1, " = " if self.is_equal else " ~ ")
+        if self.distance:
+            line += f", distance {self.distance:.4f}"
+        return f"{line} ({self.fold})" if self.fold else line
 
 
 def find_duplicates(
@@ -99,26 +93,23 @@ def find_duplicates(
         for targets in inspection.targets.values()
     )
     images = [*_readable(inspection, is_class=is_class)]
-    originals, equal_pairs = dict[bytes, int](), list[Pair]()
+    originals, thumbnails, pairs = dict[bytes, int](), dict[int, Tensor](), list[Pair]()
     for number, image in enumerate(images):
-        if (original := originals.setdefault(image.inspected_image.digest, number)) != number:
-            equal_pairs.append(Pair(0.0, original, number))
-    thumbnails = {
-        n: thumbnail
-        for n in originals.values()
-        if (thumbnail := images[n].inspected_image.thumbnail) is not None
-    }
-    numbers, similar_pairs = [*thumbnails], near_pairs([*thumbnails.values()], threshold, show)
-    similar_pairs = [
-        Pair(max(distance, MIN_DISTANCE), numbers[first], numbers[second])
-        for distance, first, second in similar_pairs
-    ]
-    bursts = [(pair, images[pair.first].burst, images[pair.second].burst) for pair in similar_pairs]
-    pairs = [
-        *equal_pairs,
-        *(pair for pair, burst, other_burst in bursts if burst is None or burst != other_burst),
-    ]
-    fold_splits = {f"data.fold={number}": _splits_of(fold) for number, fold in enumerate(folds)}
+        original = originals.setdefault(image.inspected_image.digest, number)
+        if original != number:
+            pairs.append(Pair(0.0, original, number))
+        elif image.inspected_image.thumbnail is not None:
+            thumbnails[number] = image.inspected_image.thumbnail
+    numbers = [*thumbnails]
+    for distance, *ends in near_pairs([*thumbnails.values()], threshold, show):
+        first, second = (numbers[end] for end in ends)
+        if images[first].burst is None or images[first].burst != images[second].burst:
+            pairs.append(Pair(max(distance, MIN_DISTANCE), first, second))
+    fold_splits: dict[str, dict[str, str]] = {}
+    for number, fold in enumerate(folds):
+        fold_splits[f"data.fold={number}"] = {
+            str(name): split for split in fold.by_name for name in fold.by_name[split].names
+        }
     duplicates = [
         _duplicates(chain, images, fold_splits, is_class=is_class)
         for chain in _chains(pairs, len(images))
@@ -129,23 +120,15 @@ def find_duplicates(
 def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
     class_names = inspection.splits.class_names
     for split, images in inspection.splits.by_name.items():
-        targets = iter(inspection.targets[split].tolist())
-        for position, (name, result) in enumerate(
-            zip(images.names, inspection.images[split], strict=True)
-        ):
-            if result.errors and makes_targets(images.pixels):
-                continue  # Such a sample has no target.
-            value = next(targets)
-            target = (
-                class_names[value] if is_class and 0 <= value < len(class_names) else str(value)
-            )
+        for position, result in enumerate(inspection.images[split]):
+            if result.errors or result.target is None:
+                continue
+            target: Any = result.target[0].tolist()
+            if is_class and 0 <= target < len(class_names):
+                target = class_names[target]
+            name, target = str(images.names[position]), str(target)
             burst = None if images.groups is None else (str(images.groups[position]), split, target)
-            if not result.errors:
-                yield Duplicate(split, str(name), target, (split, position), result, burst)
-
-
-def _splits_of(splits: Splits) -> dict[str, str]:
-    return {str(name): split for split, images in splits.by_name.items() for name in images.names}
+            yield Duplicate(split, name, target, (split, position), result, burst)
 
 
 def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
@@ -172,24 +155,17 @@ def _duplicates(
         members_by_fold[fold] = {
             number: image._replace(split=splits[image.name]) for number, image in members.items()
         }
+    contradictions = [
+        ("", pair) for pair in pairs if images[pair.first].target != images[pair.second].target
+    ]
     leaks = [
         (fold, pair)
         for fold, fold_members in members_by_fold.items()
         for pair in pairs
-        if fold_members[pair[1]].split != fold_members[pair[2]].split
+        if fold_members[pair.first].split != fold_members[pair.second].split
     ]
-    contradictions = [
-        ("", pair)
-        for pair in pairs
-        if is_class and members[pair[1]].target != members[pair[2]].target
-    ]
-    fold, worst = [*leaks, *contradictions, ("", pairs[0])][0]
-    duplicates = [
-        members_by_fold[fold][number] for number in dict.fromkeys([*worst[1:], *sorted(members)])
-    ]
-    return Duplicates(
-        duplicates,
-        worst.distance,
-        fold,
-        ["leak"] * bool(leaks) + ["contradiction"] * bool(contradictions),
-    )
+    kinds = {"leak": leaks, "contradiction": contradictions if is_class else []}
+    fold, worst = [*leaks, *kinds["contradiction"], ("", pairs[0])][0]
+    numbers = dict.fromkeys([*worst[1:], *sorted(members)])
+    duplicates = [members_by_fold[fold][number] for number in numbers]
+    return Duplicates(duplicates, worst.distance, fold, [kind for kind in kinds if kinds[kind]])

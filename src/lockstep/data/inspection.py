@@ -21,13 +21,15 @@ class InspectedImage(NamedTuple):
     """An inspected image, with the digest of its pixels, its errors and its thumbnail.
 
     `size` (H, W) is the size before the image is scaled. Near-duplicates are found by thumbnails.
-    The thumbnail is None if the image is not compared.
+    The thumbnail is None if the image is not compared. `target` (1, ...) is None for a sample that
+    cannot be made.
     """
 
     digest: bytes
     size: tuple[int, int] | None
-    errors: tuple[str, ...] = ()
-    thumbnail: Tensor | None = None
+    errors: tuple[str, ...]
+    thumbnail: Tensor | None
+    target: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -64,68 +66,51 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
     inspection = Inspection(splits, {}, {}, {})
     num_done = 0
     for split, images in splits.by_name.items():
-        results, targets = inspection.images.setdefault(split, []), [images.targets[:0]]
-        labeled = inspection.labeled_names.setdefault(split, [])
-        for name, (result, target) in zip(
-            images.names, _inspect_images(images, is_near=is_near), strict=True
-        ):
-            results.append(result)
-            labeled += [str(name)] * len(target)
-            targets.append(target)
+        inspection.images[split], inspection.labeled_names[split] = [], []
+        targets = [images.targets[:0]]
+        for name, result in zip(images.names, _inspect_images(images, is_near), strict=True):
+            inspection.images[split].append(result)
+            if result.target is not None:
+                inspection.labeled_names[split].append(str(name))
+                targets.append(result.target)
             num_done += 1
             show(num_done, total)
         inspection.targets[split] = torch.cat(targets)
     return inspection
 
 
-def _inspect_images(images: Images, *, is_near: bool) -> Iterator[tuple[InspectedImage, Tensor]]:
-    """Yield each image and its target (1, ...).
-
-    The target is empty (0, ...) for a sample that cannot be made.
-    """
-    files = images.pixels
+def _inspect_images(images: Images, is_near: bool) -> Iterator[InspectedImage]:
+    files, positions = images.pixels, torch.arange(len(images)).split(1)
     if not len(images):
         return  # An empty tensor splits into one part.
-    if isinstance(files, ImageFiles):
-        try:
-            _ = files.shape
-        # The first file, whose size all others must have, is broken. Any size is accepted then.
-        except ImageError:
-            files = replace(files, preprocessing=replace(files.preprocessing, size=(1, 1)))
-        with files.threads(num_cores()) as threads:
-            results = threads.map(partial(_inspect_file, files, is_near), range(len(images)))
-            yield from zip(results, images.targets.split(1), strict=True)
+    if not isinstance(files, ImageFiles):
+        yield from map(partial(_inspect, images, is_near), positions)
         return
-    for position in torch.arange(len(images)).split(1):
-        yield _inspect_pixels(images, is_near, position)
-
-
-def _inspect_file(images: ImageFiles, is_near: bool, position: int) -> InspectedImage:
     try:
-        pixels, size = images.decode(position)
-    except ImageError as error:
-        return InspectedImage(b"", None, tuple(error.errors))
-    return InspectedImage(_digest(pixels), size, (), thumbnail(pixels) if is_near else None)
+        _ = files.shape
+    # The first file, whose size all others must have, is broken. Any size is accepted then.
+    except ImageError:
+        files = replace(files, preprocessing=replace(files.preprocessing, size=(1, 1)))
+    with files.threads(num_cores()) as threads:
+        yield from threads.map(partial(_inspect, replace(images, pixels=files), is_near), positions)
 
 
-def _digest(pixels: Tensor) -> bytes:
-    code = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
-    code.update(pixels.contiguous().numpy().data)
-    return code.digest()
-
-
-def _inspect_pixels(
-    images: Images, is_near: bool, position: Tensor
-) -> tuple[InspectedImage, Tensor]:
+def _inspect(images: Images, is_near: bool, position: Tensor) -> InspectedImage:
+    """Inspect the image at `position` (1,)."""
     pixels = images.pixels
+    target = None if isinstance(pixels, Samples) else images.targets[position]
     try:
         if isinstance(pixels, Samples):
             inputs, target = pixels.make(position, 0)
+            image, size = inputs[0], size_of(inputs)
+        elif isinstance(pixels, ImageFiles):
+            image, size = pixels.decode(int(position))
         else:
-            inputs, target = pixels[position], images.targets[position]
+            image = pixels[position][0]
+            size = size_of(image)
     except ImageError as error:
-        return InspectedImage(b"", None, tuple(error.errors)), images.targets[:0]
-    image = inputs[0]
-    return InspectedImage(
-        _digest(image), size_of(image), thumbnail=thumbnail(image) if is_near else None
-    ), target
+        return InspectedImage(b"", None, tuple(error.errors), None, target)
+    code = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)
+    code.update(image.contiguous().numpy().data)
+    small = thumbnail(image) if is_near else None
+    return InspectedImage(code.digest(), size, (), small, target)

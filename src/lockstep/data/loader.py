@@ -185,11 +185,3 @@ def pin_batch(batch: Batch, device: torch.device) -> Batch:
             if isinstance(value, Tensor)
         }
         return batch._replace(**tensors)
-
-
-def fits_on(device: torch.device, num_bytes: int) -> bool:
-    """Return whether `num_bytes` of data fit into half of the free memory of a GPU."""
-    if device.type != "cuda":
-        return False
-    free, _ = torch.cuda.mem_get_info(device)
-    return num_bytes <= free // 2

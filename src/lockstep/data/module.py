@@ -16,7 +16,6 @@ from lockstep.data.loader import (
     ShardDataset,
     ShardLoader,
     copy_to_device,
-    fits_on,
     pin_batch,
 )
 from lockstep.data.sampler import GlobalBatches, ShardIndices, positions
@@ -37,42 +36,30 @@ from lockstep.system.text import plural
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """Batch sizes, summed over all ranks, and limits on the number of batches in an epoch.
+    """Batch sizes, summed over all ranks, and the order and number of batches in an epoch.
 
-    A limit of None takes every batch of an epoch.
+    `limits` are the largest numbers by split, or None to take every batch of an epoch.
     """
 
     global_batch_size: int
     accumulate_grad_batches: int
     eval_batch_size: int
+    rank: int
     worker_weights: Sequence[int]
-    limit_train_batches: int | None
-    limit_val_batches: int | None
-    limit_test_batches: int | None
+    limits: Mapping[str, int | None]
     overfit_batches: int
+    seed: int
     balance: float
     drop_last: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Storage:
-    """The device of a rank, where its images are stored, and by how many processes they are made.
-
-    `memory` is "device", "host", "stream" or "auto".
-    """
-
-    device: torch.device
-    memory: str
-    num_workers: int
 
 
 class ImageData(L.LightningDataModule):
     """Serves the shards of this rank, and augments training batches on the device.
 
-    Images that are not streamed are stored on the GPU with `memory` "device". With "auto" they are
-    stored there if they take at most half of the free GPU memory. `num_workers` processes decode
-    streamed images, crop training images by `crop`, and change them by `change`. `augment` is
-    called with `fill`, the mean color, and `seed`.
+    `memory` is "device", "host", "stream" or "auto". Images that are not streamed are stored on the
+    GPU with "device". With "auto" they are stored there if they take at most half of the free GPU
+    memory. `num_workers` processes decode streamed images, crop training images by `crop`, and
+    change them by `change`. `augment` is called with `fill`, the mean color, and `seed`.
     """
 
     def __init__(
@@ -83,51 +70,41 @@ class ImageData(L.LightningDataModule):
         augment: Callable[..., Augment],
         crop: Crop | None,
         change: Change | None,
-        storage: Storage,
-        seed: int,
-        rank: int,
+        device: torch.device,
+        memory: str,
+        num_workers: int,
     ) -> None:
         super().__init__()
         self._batching = batching
-        self._seed = seed
-        self._rank = rank
-        self._device = device = storage.device
+        self._device = device
         self.class_counts = splits.class_counts("train")
         if batching.overfit_batches:
             splits = _first_samples(splits, batching.overfit_batches * batching.global_batch_size)
         self.splits = splits
         self.class_names = splits.class_names
         self.mean, self.std = splits.statistics or statistics_of(splits.train.pixels)
-        self.augment = augment(fill=tuple(round(m * 255) for m in self.mean), seed=seed)
-        images_by_split = splits.by_name
+        fill = tuple(round(m * 255) for m in self.mean)
+        self.augment = augment(fill=fill, seed=batching.seed)
         self._order = None
         if batching.balance:
             from lockstep.data import balance
 
             assert splits.train.classes is not None, "refused before"
-            sizes = balance.sizes_of(self.class_counts or (), batching.balance)
-            self._order = functools.partial(
-                balance.order, splits.train.classes, torch.tensor(sizes)
-            )
+            sizes = torch.tensor(balance.sizes_of(self.class_counts or (), batching.balance))
+            self._order = functools.partial(balance.order, splits.train.classes, sizes)
         self._makes_train = crop is not None or change is not None
-        self._num_workers = storage.num_workers
-        is_wanted = storage.memory == "device" or (
-            storage.memory == "auto"
-            and fits_on(
-                device, sum(num_bytes(images.pixels) for images in images_by_split.values())
-            )
-        )
-        has_made = any(self._is_made(split) for split in images_by_split)
-        self.is_on_device = device.type == "cuda" and not has_made and is_wanted
-        self._images = {
-            split: ShardDataset(images.pixels, images.targets)
-            for split, images in images_by_split.items()
-        }
-        if self.is_on_device:
-            self._images = {
-                split: ShardDataset(all_pixels(images.pixels, device), images.targets.to(device))
-                for split, images in images_by_split.items()
-            }
+        self._num_workers = num_workers
+        self.is_on_device = False
+        if device.type == "cuda" and not any(map(self._is_made, splits.by_name)):
+            size = sum(num_bytes(images.pixels) for images in splits.by_name.values())
+            fits = size <= torch.cuda.mem_get_info(device)[0] // 2
+            self.is_on_device = memory == "device" or (memory == "auto" and fits)
+        self._images: dict[str, ShardDataset] = {}
+        for split, images in splits.by_name.items():
+            pixels, targets = images.pixels, images.targets
+            if self.is_on_device:
+                pixels, targets = all_pixels(pixels, device), targets.to(device)
+            self._images[split] = ShardDataset(pixels, targets)
         self._images["train"].crop, self._images["train"].change = crop, change
         # This checks the samples of a Dataset.
         self.look_at_batch: Callable[[Batch], None] | None = None
@@ -169,26 +146,17 @@ class ImageData(L.LightningDataModule):
         runs = sampled_positions(len(pixels)).split(NUM_PER_RUN)
         return torch.cat([pixels.make(positions, 0)[1] for positions in runs])
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches("train").num_steps
-
     def batches(self, split: str) -> GlobalBatches:
         """Return the shards of this rank for the batches of one epoch of a split."""
         b, is_train = self._batching, split == "train"
-        limits = {
-            "train": b.limit_train_batches,
-            "val": b.limit_val_batches,
-            "test": b.limit_test_batches,
-        }
         return GlobalBatches(
             len(self._images[split]),
             global_batch_size=b.global_batch_size if is_train else b.eval_batch_size,
             accumulate_grad_batches=b.accumulate_grad_batches if is_train else 1,
-            shuffle_seed=self._seed if is_train and not b.overfit_batches else None,
-            rank=self._rank,
+            shuffle_seed=b.seed if is_train and not b.overfit_batches else None,
+            rank=b.rank,
             worker_weights=b.worker_weights,
-            num_batches=limits[split],
+            num_batches=b.limits[split],
             drop_last=is_train and b.drop_last,
             with_partner=is_train and self.augment.needs_partner,
             order=self._order if is_train else None,
@@ -286,11 +254,8 @@ def _first_samples(splits: Splits, num_samples: int) -> Splits:
 
     A network must be able to memorize these samples.
     """
-    samples = splits.train.head(num_samples)
-    pixels = samples.pixels
-    evaluation_samples = (
-        replace(samples, pixels=replace(pixels, is_evaluated=True))
-        if makes_targets(pixels)
-        else samples
-    )
-    return replace(splits, train=samples, val=evaluation_samples, test=evaluation_samples)
+    samples = splits.train.take(slice(num_samples))
+    evaluated = samples
+    if makes_targets(samples.pixels):
+        evaluated = replace(samples, pixels=replace(samples.pixels, is_evaluated=True))
+    return replace(splits, train=samples, val=evaluated, test=evaluated)

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from multiprocessing.process import parent_process
+from multiprocessing.process import BaseProcess, parent_process
 from threading import Thread
 from typing import Any
 
@@ -32,23 +32,19 @@ def _start_worker(_: int) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     for work in (_exit_with_parent, _exit_on_request):
-        Thread(target=work, daemon=True).start()
+        Thread(target=work, args=(parent_process(),), daemon=True).start()
 
 
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
+def _exit_with_parent(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
 
 
-def _exit_on_request() -> None:
+def _exit_on_request(parent: BaseProcess) -> None:
     """Exit on SIGTERM from the training process, and ignore SIGTERM from other processes.
 
     The training process sends the signal when it ends.
     """
-    parent = parent_process()
-    assert parent is not None
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent.pid:
         pass
     os._exit(0)

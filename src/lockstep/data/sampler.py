@@ -135,7 +135,6 @@ class GlobalBatches(Sampler[ShardIndices]):
                 if self.order
                 else torch.randperm(self.num_samples, generator=source)
             )
-        order = order[: self.num_epoch_samples]
         for micro_step in range(start, self.num_batches):
             shard = self._shard(epoch, micro_step)
             batch = order[shard.step * self.global_batch_size :][: shard.group_size]

@@ -25,8 +25,8 @@ class LazyPixels(Protocol):
     """Pixels that are not stored in a tensor.
 
     `pixels[positions]` with int64 (n,), n >= 0, returns (n, C, H, W) in host memory, the same in
-    every process. `head(n)` returns the first n images. `reason` is a text that says where the
-    pixels are. If `is_streamed`, worker processes make the images on demand.
+    every process. `take(positions)` returns these images without reading them. `reason` is a text
+    that says where the pixels are. If `is_streamed`, worker processes make the images on demand.
     """
 
     @property
@@ -39,7 +39,7 @@ class LazyPixels(Protocol):
     def is_streamed(self) -> bool: ...
     def __len__(self) -> int: ...
     def __getitem__(self, positions: Tensor, /) -> Tensor: ...
-    def head(self, count: int, /) -> "LazyPixels": ...
+    def take(self, positions: Tensor | slice, /) -> "LazyPixels": ...
 
 
 Pixels = Tensor | LazyPixels
@@ -113,31 +113,25 @@ class Images:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        problem = ""
-        if not isinstance(self.pixels, Tensor) and not hasattr(self.pixels, "is_streamed"):
-            type_name = type(self.pixels).__name__
+        problem, pixels = "", self.pixels
+        if not isinstance(pixels, Tensor) and not hasattr(pixels, "is_streamed"):
+            type_name = type(pixels).__name__
             problem = (
                 f"({type_name}) are not a tensor: give one, or a torch Dataset to data=dataset"
             )
-        elif self.dtype != torch.uint8 and not self.dtype.is_floating_point:
-            problem = (
-                f"are {str(self.dtype).removeprefix('torch.')}: "
-                "make them uint8 of 0 to 255, or floats"
-            )
-        elif isinstance(self.pixels, Tensor) and self.pixels.dim() != 4:
-            problem = f"have the shape {tuple(self.pixels.shape)}: make them (N, C, H, W)"
+        elif pixels.dtype != torch.uint8 and not pixels.dtype.is_floating_point:
+            dtype = str(pixels.dtype).removeprefix("torch.")
+            problem = f"are {dtype}: make them uint8 of 0 to 255, or floats"
+        elif isinstance(pixels, Tensor) and pixels.dim() != 4:
+            problem = f"have the shape {tuple(pixels.shape)}: make them (N, C, H, W)"
         if problem:
             raise ValueError(f"Images: the pixels {problem}.")
-        counts = {
-            "pixels": len(self.pixels),
-            "targets": len(self.targets),
-            "names": len(self.names),
-        }
-        if makes_targets(self.pixels):
+        counts = {"pixels": len(pixels), "targets": len(self.targets), "names": len(self.names)}
+        if makes_targets(pixels):
             del counts["targets"]
         if self.groups is not None:
             counts["groups"] = len(self.groups)
-        if len(set(counts.values())) > 1:
+        if len({*counts.values()}) > 1:
             listing = ", ".join(f"{count} {field}" for field, count in counts.items())
             raise ValueError(f"Images: there are {listing}: give one of each for every image.")
 
@@ -151,10 +145,10 @@ class Images:
 
         They are None if targets are not class numbers, and for a Dataset that does not list them.
         """
+        targets = self.targets
         if makes_targets(self.pixels):
-            return None if self.pixels.labels is None else self.pixels.labels[self.pixels.rows]
-        is_one_number = self.targets.dim() == 1 and not self.targets.is_floating_point()
-        return self.targets.long() if is_one_number else None
+            return self.pixels.labels
+        return None if targets.dim() != 1 or targets.is_floating_point() else targets.long()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -164,11 +158,14 @@ class Images:
         """Return the number of groups to which these images belong, or 0 if unknown."""
         return len({*(self.groups or ())})
 
-    def head(self, count: int) -> "Images":
-        """Return the first `count` images."""
-        pixels = self.pixels[:count] if isinstance(self.pixels, Tensor) else self.pixels.head(count)
-        groups = self.groups and self.groups[:count]
-        return Images(pixels, self.targets[:count], self.names[:count], groups)
+    def take(self, positions: Tensor | slice) -> "Images":
+        """Return the images at `positions`, int64 (n,)."""
+        pixels = self.pixels
+        pixels = pixels[positions] if isinstance(pixels, Tensor) else pixels.take(positions)
+        targets = self.targets if makes_targets(pixels) else self.targets[positions]
+        rows: list[int] = torch.arange(len(self))[positions].tolist()
+        groups = None if self.groups is None else [self.groups[row] for row in rows]
+        return Images(pixels, targets, [self.names[row] for row in rows], groups)
 
 
 class Statistics(NamedTuple):
@@ -229,23 +226,19 @@ def describe_counts(class_names: Sequence[str], counts: Sequence[int], balance: 
     With `balance`, the number of images in an epoch is added.
     """
     entries = [f"{count:,}" for count in counts]
+    suffix = ""
     if balance:
         from lockstep.data.balance import sizes_of
 
-        entries = [
-            f"{entry} -> {size:,}"
-            for entry, size in zip(entries, sizes_of(counts, balance), strict=True)
-        ]
-    listing = ", ".join(
-        f"{name}: {entry}" for name, entry in zip(class_names, entries, strict=True)
-    )
+        sizes = sizes_of(counts, balance)
+        entries = [f"{count:,} -> {size:,}" for count, size in zip(counts, sizes, strict=True)]
+        suffix = f" in an epoch, data.balance={balance:g}"
+    listing = ", ".join(map("{}: {}".format, class_names, entries))
     if len(listing) > MAX_CHARACTERS:
-        ends = [counts.index(end(counts)) for end in (min, max)]
-        listing = (
-            f"{len(class_names):,} classes: "
-            f"{' to '.join(f'{entries[number]} ({class_names[number]})' for number in ends)}"
-        )
-    return listing + (f" in an epoch, data.balance={balance:g}" if balance else "")
+        low, high = counts.index(min(counts)), counts.index(max(counts))
+        ends = f"{entries[low]} ({class_names[low]}) to {entries[high]} ({class_names[high]})"
+        listing = f"{len(class_names):,} classes: {ends}"
+    return listing + suffix
 
 
 def describe_groups(splits: Splits) -> str:
@@ -253,13 +246,10 @@ def describe_groups(splits: Splits) -> str:
 
     The text is empty if there are no groups.
     """
-    counts = {split: (images.num_groups, len(images)) for split, images in splits.by_name.items()}
     return ", ".join(
-        [
-            f"{split} {num_groups:,} (images: {num_images:,})"
-            for split, (num_groups, num_images) in counts.items()
-            if num_groups
-        ]
+        f"{split} {images.num_groups:,} (images: {len(images):,})"
+        for split, images in splits.by_name.items()
+        if images.groups
     )
 
 
@@ -297,11 +287,6 @@ class Fold(NamedTuple):
     number: int
     num_folds: int
 
-    @classmethod
-    def from_settings(cls, number: int, num_folds: int | None) -> "Fold | None":
-        """Return a fold, or None if `num_folds` is None."""
-        return None if num_folds is None else cls(number, num_folds)
-
 
 def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
     """Return the size of a split for each of `fractions`, and the size of the rest.
@@ -317,11 +302,11 @@ def rounded_sizes(count: int, fractions: Mapping[str, float]) -> list[int]:
 def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[int]) -> None:
     """Raise ValueError if training or a split with a fraction above 0 has no image."""
     if sizes[-1] < 1 or sum(fractions.values()) >= 1:
-        settings = " and ".join(
-            f"data.{split}_fraction={fraction}" for split, fraction in fractions.items()
-        )
+        settings = " and ".join(map("data.{}_fraction={}".format, fractions, fractions.values()))
         raise ValueError(f"{settings} of {images} leave none for training: use smaller fractions.")
     for (split, fraction), size in zip(fractions.items(), sizes, strict=False):
         if fraction and size < 1:
-            problem = f"makes a split of {size}: leave at least one image in every split."
-            raise ValueError(f"data.{split}_fraction={fraction} of {images} {problem}")
+            raise ValueError(
+                f"data.{split}_fraction={fraction} of {images} makes a split of {size}: "
+                "leave at least one image in every split."
+            )

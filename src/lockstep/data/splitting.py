@@ -84,28 +84,90 @@ def split_images(
             earlier_splits == 0,
         )
         splits["test"], rest = np.flatnonzero(is_test), np.flatnonzero(~is_test)
-        fractions = {split: fraction for split, fraction in fractions.items() if split != "test"}
         images = images.take(rest)
-    fractions = {split: fraction for split, fraction in fractions.items() if fraction}
+    fractions = {
+        split: fraction for split, fraction in fractions.items() if fraction and split not in splits
+    }
     if not fractions:
         return splits | {"train": rest}
     all_fractions = np.array([*fractions.values(), 1 - sum(fractions.values())])
     earlier_splits = images.recorded_parts([*fractions, "train"])
+    description = f"{len(rest)} images"
     if images.groups is None:
         split_numbers = _split_by_hash(images, all_fractions, earlier_splits)
     else:
-        from lockstep.data.group_splitting import deal_groups
-
         split_numbers = deal_groups(images.units, images.classes, all_fractions, earlier_splits)
-    description = f"{len(rest)} images" + (
-        f" in {len({*images.groups})} groups" if images.groups is not None else ""
-    )
-    refuse_empty(
-        description, fractions, np.bincount(split_numbers, minlength=len(all_fractions)).tolist()
-    )
-    return splits | {
-        split: rest[split_numbers == number] for number, split in enumerate([*fractions, "train"])
-    }
+        description += f" in {len({*images.groups})} groups"
+    for number, split in enumerate([*fractions, "train"]):
+        splits[split] = rest[split_numbers == number]
+    refuse_empty(description, fractions, [len(splits[split]) for split in [*fractions, "train"]])
+    return splits
+
+
+def deal_groups(
+    units: Rows, classes: Rows, fractions: NDArray[np.float64], earlier_subsets: Rows
+) -> Rows:
+    """Return the subset of each image (N,), with all images of a unit (N,) in the same subset.
+
+    Subsets are splits or folds. `earlier_subsets` (N,) has the subset of images that are assigned
+    already, and -1 for new images. First, every class gets into every subset. The rarest class
+    comes first, with its smallest groups, and training is filled before the other subsets. Then
+    groups, largest first, go to the subset where sum((count - quota)^2 / (quota * total)) grows
+    least, over subsets and classes. All images together count as one more class. A second pass
+    moves the groups that are not the last one of a class in their subset. Sums are elementwise and
+    in a fixed order, so that all machines compute the same bits.
+    """
+    subsets = earlier_subsets.copy()
+    new_rows = np.flatnonzero(earlier_subsets < 0)
+    last_subset = len(fractions) - 1
+    kinds, labels = np.unique(classes, return_inverse=True)
+    total_row, is_assigned = len(kinds), earlier_subsets >= 0
+    totals = np.append(np.bincount(labels), len(labels))[:, None]
+    quotas, num_images = totals * fractions, np.zeros((total_row + 1, last_subset + 1))
+    np.add.at(num_images, (labels[is_assigned], earlier_subsets[is_assigned]), 1)
+    num_images[total_row] = num_images.sum(0)
+    num_groups = num_images.copy()  # of each class in each subset, where assigned images stay
+
+    order = new_rows[np.argsort(units[new_rows], kind="stable")]
+    groups = np.split(order, np.flatnonzero(np.diff(units[order])) + 1) if len(new_rows) else []
+    groups.sort(key=len)
+    class_counts, members = list[tuple[Rows, Rows]](), [list[int]() for _ in num_images]
+    for number, rows in enumerate(groups):
+        kinds, counts = np.unique(labels[rows], return_counts=True)
+        class_counts.append((np.append(kinds, total_row), np.append(counts, len(rows))[:, None]))
+        for row in class_counts[number][0].tolist():
+            members[row].append(number)
+
+    def add(group: int, subset: int, sign: int = 1) -> None:
+        rows, counts = class_counts[group]
+        num_images[rows, subset] += sign * counts[:, 0]
+        num_groups[rows, subset] += sign
+        subsets[groups[group]] = subset
+
+    for row in sorted(range(len(num_images)), key=lambda row: len(members[row])):
+        candidates = [group for group in members[row] if subsets[groups[group][0]] < 0]
+        empty_subsets = [
+            subset for subset in (last_subset, *range(last_subset)) if not num_groups[row, subset]
+        ]
+        empty_subsets = sorted(empty_subsets[: len(candidates)], key=fractions.__getitem__)
+        for group, subset in zip(candidates, empty_subsets, strict=False):
+            add(group, subset)
+    by_size = np.argsort([-len(rows) for rows in groups], kind="stable").tolist()
+    # A third pass improves the result by less than 1 % (272 random data sets, 2026-11-27).
+    for is_first in (True, False):
+        for group in by_size:
+            (rows, counts), subset = class_counts[group], int(subsets[groups[group][0]])
+            if subset >= 0:
+                if is_first or (num_groups[rows, subset] == 1).any():
+                    continue
+                add(group, subset, -1)
+            cost = (
+                counts
+                * (counts + 2 * (num_images[rows] - quotas[rows]))
+                / (quotas[rows] * totals[rows])
+            )
+            add(group, int(cost.sum(0).argmin()))
+    return subsets
 
 
 def name_draws(names: Sequence[str], seed: int) -> NDArray[np.float64]:
@@ -140,18 +202,16 @@ def _fold_mask(images: Unsplit, fold: Fold) -> Mask:
     fewest = np.bincount(np.unique(images.units * len(kinds) + labels) % len(kinds)).min()
     if fewest < fold.num_folds and images.kept is None:
         noun = "images" if images.groups is None else "groups"
-        problem = f"needs as many {noun} of each class, and the smallest has {fewest}"
-        raise ValueError(f"data.folds={fold.num_folds} {problem}: use fewer folds, or add images.")
+        raise ValueError(
+            f"data.folds={fold.num_folds} needs as many {noun} of each class, and the smallest "
+            f"has {fewest}: use fewer folds, or add images."
+        )
     if images.groups is None:
         by_class = np.argsort(_unit_classes(images), kind="stable")
         return np.isin(images.units, by_class[fold.number :: fold.num_folds])
     fractions = np.full(fold.num_folds, 1 / fold.num_folds)
-    from lockstep.data.group_splitting import deal_groups
-
-    return (
-        deal_groups(images.units, images.classes, fractions, np.full(len(labels), -1))
-        == fold.number
-    )
+    folds = deal_groups(images.units, images.classes, fractions, np.full(len(labels), -1))
+    return folds == fold.number
 
 
 def _unit_classes(images: Unsplit) -> Rows:

@@ -74,7 +74,7 @@ def evaluate(
             weights_only=True,
             verbose=False,
         )
-        images = data.splits.by_name[split].head(data.batches(split).num_epoch_samples)
+        images = data.splits.by_name[split].take(slice(data.batches(split).num_epoch_samples))
         metrics = metrics_of(trainer, module)
         callback = reliability.callback_of(trainer)
         findings = callback and callback.findings

@@ -22,7 +22,7 @@ from lockstep.assembly.session import Session, open_session
 from lockstep.config import saved_run
 from lockstep.config.checks import validation
 from lockstep.config.saved import config_file
-from lockstep.data.images.random_states import keep_random_states
+from lockstep.data.images.dataset_samples import keep_random_states
 from lockstep.inference import embed, predict, selective
 from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier

@@ -154,7 +154,7 @@ def prepare_training(
     session = _resolve_class_weights(session, data)
     config = session.config
     image_format = run_parts.image_format(data)
-    total_steps = config.trainer.max_epochs * data.steps_per_epoch
+    total_steps = config.trainer.max_epochs * data.batches("train").num_steps
     module, first_callbacks = run_parts.build_module(
         session, image_format, total_steps, is_trained=True
     )

@@ -15,8 +15,7 @@ from lockstep.data.images import decoded_splits
 from lockstep.data.images.decoded_image import decode
 from lockstep.data.images.image_table import list_classes, list_images
 from lockstep.data.images.preprocessing import Preprocessing
-from lockstep.data.sources.builtin import digits
-from lockstep.data.sources.downloads import cifar10, fashion_mnist
+from lockstep.data.sources.builtin import cifar10, digits, fashion_mnist
 from lockstep.data.sources.folders import image_folder, unlabeled_folder
 from lockstep.data.splits import ImageError, Images, Splits, all_pixels
 from lockstep.system.text import similar_names
@@ -424,7 +423,7 @@ def test_images_beyond_memory_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed)
     assert all_pixels(read(tmp_path, image_size=50).train.pixels).shape[1:] == (3, 50, 50)
     monkeypatch.setattr(decoded_splits, "available_bytes", lambda: needed - 1)
-    with pytest.raises(ValueError, match=r"GiB.*set a smaller data\.image_size"):
+    with pytest.raises(ValueError, match=r"KiB.*set a smaller data\.image_size"):
         read(tmp_path, image_size=50)
 
 

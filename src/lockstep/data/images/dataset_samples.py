@@ -4,6 +4,9 @@ Random transforms therefore give the same sample for any number of workers and p
 a resume.
 """
 
+import contextlib
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.images.random_states import keep_random_states, set_random_states
 from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
 from lockstep.system.tracebacks import located
@@ -26,8 +28,8 @@ class Samples:
     training they depend on (seed, epoch, row). If `is_evaluated`, they depend on (seed, row), so
     that all evaluations use the same samples. `empty_inputs` (0, C, H, W) and `empty_targets`
     (0, ...) have the shapes and dtypes of all samples. `setting` is the configuration key of the
-    dataset, as used in messages. `labels` int64 has the class numbers of the complete dataset, or
-    is None if they are unknown.
+    dataset, as used in messages. `labels` int64 has the class numbers at `rows`, or is None if they
+    are unknown.
     """
 
     dataset: Dataset[Any]
@@ -59,8 +61,9 @@ class Samples:
     def __getitem__(self, positions: Tensor) -> Tensor:
         return self.make(positions, 0)[0]
 
-    def head(self, count: int) -> "Samples":
-        return replace(self, rows=self.rows[:count])
+    def take(self, positions: Tensor | slice) -> "Samples":
+        labels = None if self.labels is None else self.labels[positions]
+        return replace(self, rows=self.rows[positions], labels=labels)
 
     def make(
         self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
@@ -71,34 +74,31 @@ class Samples:
         dataset, or on `drawn_by` (n,) in an epoch that repeats samples. Raises ImageError with the
         setting and row of a sample that cannot be made, or that differs in shape or dtype.
         """
+        if not len(positions):
+            return self.empty_inputs, self.empty_targets
+        rows = self.rows[positions]
+        drawn_by = rows if drawn_by is None else drawn_by
         keys = () if self.is_evaluated else (epoch,)
         inputs, targets = [], []
         with keep_random_states():
-            rows = self.rows[positions]
-            for row, key in zip(
-                rows.tolist(), (rows if drawn_by is None else drawn_by).tolist(), strict=True
-            ):
-                seed = seed_of(self.seed, "sample", self.setting, *keys, key)
-                set_random_states(seed)
+            for row, key in zip(rows.tolist(), drawn_by.tolist(), strict=True):
+                set_random_states(seed_of(self.seed, "sample", self.setting, *keys, key))
                 one_input, target = pair(self.dataset, row, self.setting)
-                for role, value, reference in (
-                    ("input", one_input, self.empty_inputs),
-                    ("target", target, self.empty_targets),
-                ):
-                    if (value.shape, value.dtype) != (reference.shape[1:], reference.dtype):
-                        problem = (
-                            f"sample {row} is {shape_text(value)}, "
-                            f"that of the first one {shape_text(reference, 1)}"
-                        )
-                        hint = (
-                            "give all one shape and dtype, e.g. by a final transforms.v2.CenterCrop"
-                        )
-                        raise ImageError([f"{self.setting}: the {role} of {problem}: {hint}."])
+                self._check_like("input", row, one_input, self.empty_inputs)
+                self._check_like("target", row, target, self.empty_targets)
                 inputs.append(one_input)
                 targets.append(target)
-        if not inputs:
-            return self.empty_inputs, self.empty_targets
         return torch.stack(inputs), torch.stack(targets)
+
+    def _check_like(self, role: str, row: int, value: Tensor, reference: Tensor) -> None:
+        if (value.shape, value.dtype) != (reference.shape[1:], reference.dtype):
+            raise ImageError(
+                [
+                    f"{self.setting}: the {role} of sample {row} is {shape_text(value)}, that of "
+                    f"the first one {shape_text(reference, 1)}: give all one shape and dtype, e.g. "
+                    "by a final transforms.v2.CenterCrop."
+                ]
+            )
 
 
 def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]:
@@ -114,31 +114,47 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
         raise ImageError(
             [f"{setting}: sample {row} cannot be made ({reason_of(error)}): fix or skip it."]
         ) from error
-    if not isinstance(sample, tuple | list) or len(sample) != 2:
-        raise ImageError(
-            [f"{setting}: sample {row} is a {type(sample).__name__}: give a pair (input, target)."]
+    is_pair = isinstance(sample, tuple | list) and len(sample) == 2
+    image, target = sample if is_pair else (None, None)
+    if isinstance(target, int | float | np.generic | np.ndarray):
+        # A float becomes float64, as by default_collate.
+        target = torch.as_tensor(np.asarray(target))
+    if not is_pair:
+        problem = f"sample {row} is a {type(sample).__name__}: give a pair (input, target)"
+    elif not isinstance(image, Tensor):
+        problem = (
+            f"the input of sample {row} is a {type(image).__name__} and not a tensor: "
+            "end the transforms of the Dataset with transforms.v2.ToImage()"
         )
-    one_input, target = sample
-    if not isinstance(one_input, Tensor):
-        problem = f"a {type(one_input).__name__} and not a tensor"
-        hint = "end the transforms of the Dataset with transforms.v2.ToImage()"
-        raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
-    if one_input.dim() != 3 or not (
-        one_input.dtype == torch.uint8 or one_input.is_floating_point()
-    ):
-        problem = shape_text(one_input)
-        hint = "give an image (C, H, W), uint8 of 0 to 255 or floats"
-        raise ImageError([f"{setting}: the input of sample {row} is {problem}: {hint}."])
-    if isinstance(target, bool | int | np.generic | np.ndarray):
-        target = torch.as_tensor(target)
-    elif isinstance(target, float):
-        target = torch.tensor(target, dtype=torch.float64)  # This is what default_collate does.
-    if not isinstance(target, Tensor):
-        problem = f"a {type(target).__name__}"
-        raise ImageError(
-            [f"{setting}: the target of sample {row} is {problem}: give a number or a tensor."]
+    elif image.dim() != 3 or not (image.dtype == torch.uint8 or image.is_floating_point()):
+        problem = (
+            f"the input of sample {row} is {shape_text(image)}: "
+            "give an image (C, H, W), uint8 of 0 to 255 or floats"
         )
-    return one_input.as_subclass(Tensor), target.as_subclass(Tensor)
+    elif not isinstance(target, Tensor):
+        problem = (
+            f"the target of sample {row} is a {type(target).__name__}: give a number or a tensor"
+        )
+    else:
+        return image.as_subclass(Tensor), target.as_subclass(Tensor)
+    raise ImageError([f"{setting}: {problem}."])
+
+
+@contextlib.contextmanager
+def keep_random_states() -> Iterator[None]:
+    """Restore the global states of torch (CPU), NumPy and `random` at the end."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(random.setstate, random.getstate())
+        yield
+
+
+def set_random_states(seed: int) -> None:
+    """Set the global states of torch (CPU), NumPy and `random`, where 0 <= `seed` < 2**32."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed the GPUs.
+    np.random.seed(seed)
+    random.seed(seed)
 
 
 def shape_text(value: Tensor, start_dim: int = 0) -> str:

@@ -13,7 +13,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from lockstep.data.images import ragged_table
-from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles, decode_all, sampled_positions
+from lockstep.data.images.image_files import (
+    NUM_PER_RUN,
+    ImageFiles,
+    decode_all,
+    files_below,
+    sampled_positions,
+)
 from lockstep.data.images.image_table import ImageTable
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.images.ragged_table import RaggedTable, Rows
@@ -66,10 +72,9 @@ class Decoding:
 
     @cached_property
     def files(self) -> ImageFiles:
-        paths = [os.fsencode(f"{self.table.folder}/{name}") for name in self.table.names]
-        mean_bytes = float(self.table.states[:, 0].mean())
-        return ImageFiles(
-            np.array(paths), self.preprocessing, os.fsdecode(paths[0]), self.channels, mean_bytes
+        table = self.table
+        return files_below(
+            table.folder, table.names, table.states, self.preprocessing, self.channels
         )
 
     @property
@@ -101,63 +106,47 @@ class Decoding:
     @cached_property
     def num_bytes(self) -> int:
         """Return the number of bytes of all images as they are stored."""
-        pixels = self.open_cache() if self.cache is not None else None
-        return int(
-            pixels.nbytes
-            if pixels is not None
-            else ragged_table.starts_of(self.sizes, self.channels)[-1]
-        )
+        pixels = self.open_cache()
+        if pixels is not None:
+            return pixels.nbytes
+        return int(ragged_table.starts_of(self.sizes, self.channels)[-1])
 
     def streaming_reason(self, memory: str) -> str:
         """Return the reason why images are streamed, or an empty text if they are not.
 
         The reason is the setting `memory`, or that the images do not fit into memory.
         """
-        if memory != "auto":
-            return "data.memory=stream" if memory == "stream" else ""
-        num_bytes, available = self.num_bytes, available_bytes()
-        if available is None or num_bytes <= available:
+        if memory == "stream":
+            return "data.memory=stream"
+        if memory == "once":
+            return "each image is used once" if self.open_cache() is None else ""
+        available = available_bytes()
+        if memory != "auto" or available is None or self.num_bytes <= available:
             return ""
-        return f"decoded {size_text(num_bytes)}, {size_text(available)} of memory free"
+        return f"decoded {size_text(self.num_bytes)}, {size_text(available)} of memory free"
 
     def splits(self, memory: str) -> Splits:
-        if memory == "once" and (self.cache is None or self.open_cache() is None):
-            return self.list_splits("each image is used once")
-        images = self._images(memory)
-        return (
-            images
-            if memory == "once"
-            else replace(images, statistics=self._statistics(images.train.pixels))
-        )
+        reason = self.streaming_reason(memory)
+        if reason:
+            images = self.list_splits(reason)
+        else:
+            table = self.load_pixels()
+            is_cached = self.cache is not None
+            reason = f"memory-mapped ({self.cache_folder})" if is_cached else "decoded in this run"
+            rows = torch.arange(len(table.sizes))
+            images = self._splits(Rows(table, rows, reason, self.preprocessing))
+        if memory == "once":
+            return images
+        return replace(images, statistics=self._statistics(images.train.pixels))
 
     def list_splits(self, reason: str = "") -> Splits:
         """Return the images as files that are not opened, without statistics."""
-        return self._splits(
-            lambda rows: replace(self.files, files=self.files.files[rows], reason=reason)
-        )
+        return self._splits(replace(self.files, reason=reason))
 
-    def _images(self, memory: str) -> Splits:
-        if reason := self.streaming_reason(memory):
-            return self.list_splits(reason)
-        table = self.load_pixels()
-        reason = (
-            f"memory-mapped ({self.cache_folder})"
-            if self.cache is not None
-            else "decoded in this run"
-        )
-        return self._splits(
-            lambda rows: Rows(table, torch.from_numpy(rows), reason, self.preprocessing)
-        )
-
-    def _splits(self, pixels_at: Callable[[NDArray[np.int64]], Pixels]) -> Splits:
+    def _splits(self, pixels: Pixels) -> Splits:
         table = self.table
-
-        def images(rows: NDArray[np.int64]) -> Images:
-            names = [table.names[row] for row in rows]
-            groups = None if table.groups is None else [table.groups[row] for row in rows]
-            return Images(pixels_at(rows), torch.from_numpy(table.targets[rows]), names, groups)
-
-        train, val, test = map(images, table.splits.values())
+        images = Images(pixels, torch.from_numpy(table.targets), table.names, table.groups)
+        train, val, test = (images.take(torch.from_numpy(rows)) for rows in table.splits.values())
         return Splits(train, val, test, table.class_names, files=table, folder=table.folder)
 
     def load_pixels(self) -> RaggedTable:
@@ -166,9 +155,11 @@ class Decoding:
         Decodes them, unless another process has filled the cache. Raises ImageError with every
         broken image, or ValueError if the cache cannot be written.
         """
+        pixels = self.open_cache()
+        if pixels is not None:
+            return pixels
         if self.cache is not None:
-            pixels = self.open_cache()
-            return self._fill_cache() if pixels is None else pixels
+            return self._fill_cache()
         refuse_beyond_memory(self.table.setting, self.num_bytes)
         with ragged_table.memory_file() as file:
             with ragged_table.stores(file, self.files, self.sizes) as store:
@@ -203,11 +194,9 @@ class Decoding:
         """Map the images of the cache read-only, or return None if it has no complete file."""
         # ValueError and EOFError mean that the file is incomplete.
         with self._explain_disk_errors(), contextlib.suppress(ValueError, EOFError):
-            return (
-                RaggedTable.open(open(self.path, "rb"), self.channels)
-                if is_trusted(self.path)
-                else None
-            )
+            if self.cache is not None and is_trusted(self.path):
+                return RaggedTable.open(open(self.path, "rb"), self.channels)
+        return None
 
     def _fill_cache(self) -> RaggedTable:
         """Decode the images into the cache, unless another process does.
@@ -223,20 +212,15 @@ class Decoding:
             total = self.num_bytes
             free = shutil.disk_usage(self.cache_folder).free
             if total > free:
-                raise self._no_space(
-                    f"{total / 2**30:.1f} GiB, but its disk has {free / 2**30:.1f} GiB free"
-                )
+                raise self._no_space(f"{size_text(total)}, but its disk has {size_text(free)} free")
             remove_leftovers(self.cache_folder, is_deep=False)
             progress = Progress(f"Decoding {folder_name}", "images")
-
             with (
                 atomic_file(self.path) as file,
                 ragged_table.stores(file, self.files, self.sizes) as store,
             ):
                 # The other processes of this machine wait, so that all cores are free.
-                decode_all(
-                    self.files, num_cores(), store, lambda num_done: progress.show(num_done, count)
-                )
+                decode_all(self.files, num_cores(), store, progress.show)
             for path in self.cache_folder.iterdir():
                 if not path.name.startswith((f"{self.table.digest}.", ".")):
                     path.unlink(missing_ok=True)  # Processes that have it mapped can still read it.
@@ -270,19 +254,18 @@ class Decoding:
             raise ValueError(f"data.cache={self.cache} cannot be used ({error}): {HINT}") from error
 
     def _no_space(self, needs: str) -> ValueError:
-        hint = "free some space, use another disk, a smaller data.image_size, or data.memory=stream"
-        return ValueError(f"data.cache={self.cache} needs {needs}: {hint}.")
+        return ValueError(
+            f"data.cache={self.cache} needs {needs}: free some space, use another disk, a smaller "
+            "data.image_size, or data.memory=stream."
+        )
 
 
 def refuse_beyond_memory(setting: str, num_bytes: int) -> None:
     available = available_bytes()
     if available is not None and num_bytes > available:
-        sizes = (
-            f"{num_bytes / 2**30:.1f} GiB of memory when decoded, "
-            f"of {available / 2**30:.1f} GiB left"
-        )
         raise ValueError(
-            f"{setting} needs {sizes}: set a smaller data.image_size, or data.memory=stream."
+            f"{setting} needs {size_text(num_bytes)} of memory when decoded, of "
+            f"{size_text(available)} left: set a smaller data.image_size, or data.memory=stream."
         )
 
 

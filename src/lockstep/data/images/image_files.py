@@ -2,10 +2,11 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -61,13 +62,12 @@ class ImageFiles:
         image = decode(path, self.channels, self.preprocessing)
         height, width = image.size
         if self.preprocessing.size is None and (height, width) != self.shape[2:]:
-            sizes = (
-                f"{self.first_path} has {self.shape[2]}x{self.shape[3]} (HxW) "
-                f"and {path} {height}x{width}"
-            )
-            hint = f"set data.image_size, e.g. {min(self.shape[2:])}"
             raise ImageError(
-                [f"data.image_size=null needs images of one size, but {sizes}: {hint}."]
+                [
+                    f"data.image_size=null needs images of one size, but {self.first_path} has "
+                    f"{self.shape[2]}x{self.shape[3]} (HxW) and {path} {height}x{width}: set "
+                    f"data.image_size, e.g. {min(self.shape[2:])}."
+                ]
             )
         return image
 
@@ -119,8 +119,8 @@ class ImageFiles:
             raise ImageError(list(errors.values()))
         return pixels
 
-    def head(self, count: int) -> "ImageFiles":
-        return replace(self, files=self.files[:count])
+    def take(self, positions: Tensor | slice) -> "ImageFiles":
+        return replace(self, files=self.files[torch.arange(len(self))[positions].numpy()])
 
     def num_threads(self, max_threads: int) -> int:
         """Return the number of decoding threads: `max_threads`, or one for small files.
@@ -137,13 +137,29 @@ class ImageFiles:
         )
 
 
+def files_below(
+    folder: Path,
+    names: Sequence[str],
+    states: NDArray[np.int64],
+    preprocessing: Preprocessing,
+    channels: int,
+) -> ImageFiles:
+    """Return the files `names` (N) below `folder`, whose `states` (N, 3) start with their sizes."""
+    paths = np.array([os.fsencode(f"{folder}/{name}") for name in names])
+    mean_bytes = float(states[:, 0].mean())
+    return ImageFiles(paths, preprocessing, os.fsdecode(paths[0]), channels, mean_bytes)
+
+
 def decode_all(
-    images: ImageFiles, max_threads: int, store: Store, show: Callable[[int], None] | None = None
+    images: ImageFiles,
+    max_threads: int,
+    store: Store,
+    show: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Call `store` with the position and the scaled pixels (C, h, w) of each image.
 
-    Any of the threads calls it. `show` gets the number of images done. Raises ImageError with every
-    image that cannot be used, after the other images are stored.
+    Any of the threads calls it. `show` gets the number of images done and the number of all images.
+    Raises ImageError with every image that cannot be used, after the other images are stored.
     """
     errors: dict[int, str] = {}
 
@@ -157,8 +173,7 @@ def decode_all(
 
     with images.threads(max_threads) as threads:
         for num_done in threads.map(decode_run, torch.arange(len(images)).split(NUM_PER_RUN)):
-            if show is not None:
-                show(num_done)
+            show(num_done, len(images))
     if errors:
         positions = sorted(errors)
         raise ImageError([errors[position] for position in positions], positions)

@@ -1,5 +1,6 @@
 """List the image files of a folder, with their classes and states, without importing torch."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -21,32 +22,57 @@ from lockstep.runs.files import read_json
 from lockstep.system.text import join_names, plural, similar_names
 
 IMAGE_SUFFIXES = (
-    *(".apng", ".avif", ".bmp", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jpx"),
-    *(".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"),
+    ".apng",
+    ".avif",
+    ".bmp",
+    ".gif",
+    ".j2k",
+    ".jfif",
+    ".jp2",
+    ".jpe",
+    ".jpeg",
+    ".jpg",
+    ".jpx",
+    ".pbm",
+    ".pgm",
+    ".png",
+    ".pnm",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
 )
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
+ADD_CLASSES = "Add training images of them, or delete their folders."
 NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks of zero width
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # These are read if pi-heif is installed.
 # Images of these types are never read. Most are raw files of cameras, and Pillow would decode the
 # preview in them.
 UNREAD_SUFFIXES = (
-    *(
-        ".3fr",
-        ".arw",
-        ".cr2",
-        ".cr3",
-        ".dng",
-        ".erf",
-        ".exr",
-        ".jxl",
-        ".jxr",
-        ".kdc",
-        ".mrw",
-        ".nef",
-        ".nrw",
-        ".orf",
-    ),
-    *(".pef", ".psd", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".svg", ".tga", ".x3f"),
+    ".3fr",
+    ".arw",
+    ".cr2",
+    ".cr3",
+    ".dng",
+    ".erf",
+    ".exr",
+    ".jxl",
+    ".jxr",
+    ".kdc",
+    ".mrw",
+    ".nef",
+    ".nrw",
+    ".orf",
+    ".pef",
+    ".psd",
+    ".raf",
+    ".raw",
+    ".rw2",
+    ".sr2",
+    ".srw",
+    ".svg",
+    ".tga",
+    ".x3f",
 )
 # These folders contain thumbnails, metadata of archives, and deleted files.
 SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
@@ -56,9 +82,13 @@ COPY_RECORD = ".copied"
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
 }
 
 
@@ -101,51 +131,46 @@ def list_classes(
     """
     folder, split_folders = class_folders(root, min_classes=1 if is_other else 2)
     files: dict[str, State] = {}
-    labels: list[int] = []
     splits: dict[str, NDArray[np.int64]] = {}
-    empty_folders: list[str] = []
-    paths: list[str] = []  # relative to the parent of the class folder
+    empty_folders: list[Path] = []
     unread: list[str] = []
-    class_names = strip_names(f"data.root={root}", [path.name for path in split_folders["train"]])
-    numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
     for split, folders in split_folders.items():
         first_row = len(files)
         for class_folder in folders:
             class_images = _images_below(class_folder, folder, unread)
             files |= class_images
-            start = len(str(class_folder.relative_to(folder).parent / "_")) - 1
-            paths += [name[start:] for name in class_images]
-            labels += [numbers[strip_blanks(class_folder.name)]] * len(class_images)
             if split == "train" and not class_images:
-                empty_folders.append(str(class_folder))
+                empty_folders.append(class_folder)
         if split != "train" and len(files) == first_row:
-            empty_folders.append(str(folders[0].parent))
+            empty_folders.append(folders[0].parent)
         splits[split] = np.arange(first_row, len(files))
-    print_unread(f"data.root={root}", unread)
+    setting = f"data.root={root}"
+    class_names = strip_names(setting, [path.name for path in split_folders["train"]])
+    print_unread(setting, unread)
     if empty_folders:
-        hint = f"Add images ({', '.join(image_suffixes())}) or delete them."
         raise ValueError(
-            f"data.root={root} has folders without an image: {', '.join(empty_folders)}. {hint}"
+            f"{setting} has folders without an image: {', '.join(map(str, empty_folders))}. Add "
+            f"images ({', '.join(image_suffixes())}) or delete them."
         )
     names, states = list(files), np.array(list(files.values()), np.int64)
-    record = read_record(folder, names, states)
-    digest = record.get("digest", digest_of(names, states))
-    origin = record.get("origin", str(folder.resolve()))
-    # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
-    classes = tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers)
-    setting = f"data.root={root}"
+    has_split_folders = split_folders["train"][0].parent != folder
+    paths = [name.partition("/")[2] for name in names] if has_split_folders else names
     groups = group_names(setting, group, paths, names if is_other else None)
+    numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
+    labels = [numbers[strip_blanks(path.partition("/")[0])] for path in paths]
+    record = read_record(folder, names, states)
     return ImageTable(
         setting,
         folder,
         names,
         states,
-        digest,
-        origin,
-        np.array(labels),
-        classes,
-        splits,
-        groups,
+        digest=record.get("digest", digest_of(names, states)),
+        origin=record.get("origin", str(folder.resolve())),
+        targets=np.array(labels),
+        # A name that is not UTF-8 becomes text that fonts, JSON and ONNX accept, such as caf\xe9.
+        class_names=tuple(os.fsencode(name).decode(errors="backslashreplace") for name in numbers),
+        splits=splits,
+        groups=groups,
     )
 
 
@@ -168,21 +193,20 @@ def group_names(
         pattern = re.compile(
             rf"^[^/]+/((?:[^/]+/){{{group - 1}}}[^/]+)/" if isinstance(group, int) else group
         )
-        groups = [match[1] or "" if (match := pattern.search(path)) else "" for path in paths]
+        groups = [(match and match[1]) or "" for match in map(pattern.search, paths)]
     except (re.error, IndexError) as error:
-        problem = f"is not a regular expression with a bracket (...) around the group ({error})"
         raise ValueError(
-            rf"data.group={group} {problem}: correct it, such as '^[^/]+/(\w+?)_'."
+            f"data.group={group} is not a regular expression with a bracket (...) around the "
+            f"group ({error}): correct it, such as '^[^/]+/(\\w+?)_'."
         ) from error
     if "" in groups:
-        count = (
-            f"{groups.count(''):,} of {len(paths):,} images of {setting}, "
-            f"such as {paths[groups.index('')]}"
+        problem = (
+            f"data.group={group} finds no group for {groups.count(''):,} of {len(paths):,} images "
+            f"of {setting}, such as {paths[groups.index('')]}"
         )
-        hint = "correct it, rename the files, or set it to null"
         if singles is None:
-            raise ValueError(f"data.group={group} finds no group for {count}: {hint}.")
-        _print_once(f"data.group={group} finds no group for {count}: each is a group of its own")
+            raise ValueError(f"{problem}: correct it, rename the files, or set it to null.")
+        _print_once(f"{problem}: each is a group of its own")
         groups = [name or single for name, single in zip(groups, singles, strict=True)]
     return strip_names(f"{setting}, data.group={group}", groups, "groups")
 
@@ -192,14 +216,12 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     states = np.zeros((len(names), 3), np.int64)
     missing = []
     for position, name in enumerate(names):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # A NUL in a path raises ValueError.
             state = os.stat(folder / name)
-        except (OSError, ValueError):  # A NUL in a path raises ValueError.
-            missing.append(position)
-            continue
-        states[position] = _state(state)
-        if not stat.S_ISREG(state.st_mode):
-            missing.append(position)
+            states[position] = _state(state)
+            if stat.S_ISREG(state.st_mode):
+                continue
+        missing.append(position)
     return states, missing
 
 
@@ -207,10 +229,11 @@ def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) ->
     """Return one name for each file, the smallest if several paths or links lead to it."""
     _, numbers, counts = np.unique(states[:, 2], return_inverse=True, return_counts=True)
     rows = np.flatnonzero(counts[numbers] > 1).tolist()  # The names of a file share its ctime_ns.
-    rows.sort(key=lambda row: names[row], reverse=True)
-    paths = {row: os.path.realpath(folder / names[row]) for row in rows}
-    names_by_path = {path: names[row] for row, path in paths.items()}
-    return [names_by_path[paths[row]] if row in paths else name for row, name in enumerate(names)]
+    names_by_path, originals = dict[str, str](), list(names)
+    for row in sorted(rows, key=names.__getitem__):
+        path = os.path.realpath(folder / names[row])
+        originals[row] = names_by_path.setdefault(path, names[row])
+    return originals
 
 
 def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
@@ -233,9 +256,8 @@ def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -
     The result is empty if the folder is not a copy, or if it has changed.
     """
     record = read_json(folder.absolute().parent / COPY_RECORD)
-    return (
-        record if record and record["files"] == copied_digest(names, states[:, :2].tolist()) else {}
-    )
+    is_same = record and record["files"] == copied_digest(names, states[:, :2].tolist())
+    return record if is_same else {}
 
 
 def copied_digest(names: Sequence[str], states: Sequence[Sequence[object]]) -> str:
@@ -390,16 +412,15 @@ def _split_folders(root: str, folder: Path) -> dict[str, Path]:
         _refuse_splits(root, folder)
         return {"train": folder}
     if not folders_by_split["train"]:
-        hint = "add it, with one folder per class"
         raise FileNotFoundError(
-            f'data.root={root} has "{split_folders[0].name}" but no folder "train": {hint}.'
+            f'data.root={root} has "{split_folders[0].name}" but no folder "train": '
+            "add it, with one folder per class."
         )
     if other_folders:
-        folder_names = _join_paths(other_folders)
-        hint = "only train/, val/ and test/ are, rename or move the others"
         raise ValueError(
             f"data.root={root} has folders next to train/ that are not read, "
-            f"{folder_names}: {hint}."
+            f"{_join_paths(other_folders)}: only train/, val/ and test/ are, rename or move the "
+            "others."
         )
     for split, paths in folders_by_split.items():
         if len(paths) > 1:
@@ -420,15 +441,15 @@ def _refuse_splits(root: str, folder: Path) -> None:
     They do if no images are directly in them, and all of them have the same subfolders.
     """
     classes = _subfolders(folder)
-    inner = [path.name for path in _subfolders(classes[0])] if len(classes) > 1 else []
-    if len(inner) > 1 and all(
-        [child.name for child in _subfolders(path)] == inner
-        and not any(is_image(child.name) for child in path.iterdir())
-        for path in classes
-    ):
-        problem = f"has the same folders and no image in each of {_join_paths(classes)}"
-        hint = f"name them train, val, test, give one, {root}/{classes[0].name}, or move images up"
-        raise ValueError(f"data.root={root} {problem}: {hint}.")
+    names = {tuple(child.name for child in _subfolders(path)) for path in classes}
+    if len(classes) < 2 or len(names) > 1 or len(names.pop()) < 2:
+        return
+    if not any(is_image(child.name) for path in classes for child in path.iterdir()):
+        raise ValueError(
+            f"data.root={root} has the same folders and no image in each of "
+            f"{_join_paths(classes)}: name them train, val, test, give one, "
+            f"{root}/{classes[0].name}, or move images up."
+        )
 
 
 def class_folders(root: str, min_classes: int = 2) -> tuple[Path, dict[str, list[Path]]]:
@@ -439,32 +460,27 @@ def class_folders(root: str, min_classes: int = 2) -> tuple[Path, dict[str, list
     folder = require_folder(root)
     split_folders = _split_folders(root, folder)
     classes = {split: _subfolders(path) for split, path in split_folders.items()}
-    class_names = {
-        split: [*dict.fromkeys(strip_blanks(path.name) for path in paths)]
-        for split, paths in classes.items()
-    }
-    if empty_folders := [
-        str(split_folders[split]) for split, paths in classes.items() if not paths
-    ]:
-        hint = "give one folder per class, or train/, val/ or test/ with them"
+    empty_folders = [str(split_folders[split]) for split, paths in classes.items() if not paths]
+    if empty_folders:
         raise FileNotFoundError(
-            f"data.root={root} has no class folders in {', '.join(empty_folders)}: {hint}."
+            f"data.root={root} has no class folders in {', '.join(empty_folders)}: give one "
+            "folder per class, or train/, val/ or test/ with them."
         )
-    if len(class_names["train"]) < min_classes:
-        hint = "add the others, or give the folder that holds one folder per class"
-        raise ValueError(f"data.root={root} has one class only, {class_names['train'][0]}: {hint}.")
-    for split, split_classes in class_names.items():
-        if unknown_classes := sorted(set(split_classes) - set(class_names["train"])):
-            place = f"{split_folders[split].name}/ that {split_folders['train'].name}/ lacks"
-            alike = similar_names(
-                [
-                    *unknown_classes,
-                    *(name for name in class_names["train"] if name not in split_classes),
-                ]
-            )
-            hint = "Add training images of them, or delete their folders."
-            hint = f"Rename {alike} if they are one class." if alike else hint
+    train_classes = [*dict.fromkeys(strip_blanks(path.name) for path in classes["train"])]
+    if len(train_classes) < min_classes:
+        raise ValueError(
+            f"data.root={root} has one class only, {train_classes[0]}: add the others, "
+            "or give the folder that holds one folder per class."
+        )
+    for split, paths in classes.items():
+        split_classes = {strip_blanks(path.name) for path in paths}
+        unknown_classes = sorted(split_classes.difference(train_classes))
+        if unknown_classes:
+            missing_classes = [name for name in train_classes if name not in split_classes]
+            alike = similar_names(unknown_classes + missing_classes)
+            hint = f"Rename {alike} if they are one class." if alike else ADD_CLASSES
             raise ValueError(
-                f"data.root={root} has classes in {place}: {', '.join(unknown_classes)}. {hint}"
+                f"data.root={root} has classes in {split_folders[split].name}/ that "
+                f"{split_folders['train'].name}/ lacks: {', '.join(unknown_classes)}. {hint}"
             )
     return folder, classes

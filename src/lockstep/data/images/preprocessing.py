@@ -103,8 +103,10 @@ class Preprocessing:
             size = height * new_width // width, new_width
         limit = max(Image.MAX_IMAGE_PIXELS or math.inf, height * width, new_height * new_width)
         if math.prod(size) > limit:
-            scaled = f"{size[0]}x{size[1]} (HxW), to cover {new_height}x{new_width}"
-            raise ValueError(f"{height}x{width} scaled to {scaled}, is more than {limit:,} pixels")
+            raise ValueError(
+                f"{height}x{width} scaled to {size[0]}x{size[1]} (HxW), to cover "
+                f"{new_height}x{new_width}, is more than {limit:,} pixels"
+            )
         return size
 
     def scale(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor:

@@ -84,11 +84,9 @@ def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
 
 def memory_file() -> BinaryIO:
     """Open an unnamed file in memory, or on disk if the system does not support that."""
-    return (
-        os.fdopen(os.memfd_create("images"), "w+b")
-        if hasattr(os, "memfd_create")
-        else tempfile.TemporaryFile()
-    )
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("images"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 @contextlib.contextmanager
@@ -108,19 +106,15 @@ def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Itera
             raise ImageError(
                 [f"image {path} has another size than its header: replace or delete it."]
             )
-        sizes[position] = size_of(scaled)
-        write_at(descriptor, scaled.permute(1, 2, 0), int(starts[position]))
+        sizes[position], offset = size_of(scaled), int(starts[position])
+        pixels = memoryview(scaled.permute(1, 2, 0).numpy().tobytes())
+        while pixels:
+            num_written = os.pwrite(descriptor, pixels, offset)
+            pixels, offset = pixels[num_written:], offset + num_written
 
     yield store
     file.seek(0)
     np.save(file, sizes)
-
-
-def write_at(descriptor: int, block: Tensor, offset: int) -> None:
-    buffer = memoryview(block.numpy().tobytes())
-    while buffer:
-        num_written = os.pwrite(descriptor, buffer, offset)
-        buffer, offset = buffer[num_written:], offset + num_written
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,5 +146,5 @@ class Rows:
         """Return one image (C, h, w) before it is cropped."""
         return self.table[int(self.rows[position])]
 
-    def head(self, count: int) -> "Rows":
-        return replace(self, rows=self.rows[:count])
+    def take(self, positions: Tensor | slice) -> "Rows":
+        return replace(self, rows=self.rows[positions])

@@ -1,8 +1,9 @@
-"""Provide data sets that need no files, namely handwritten digits and random images."""
+"""Provide handwritten digits, random images, and data sets that torchvision downloads."""
 
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated
+from contextlib import redirect_stderr
+from importlib.metadata import distribution
+from io import StringIO
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -10,9 +11,18 @@ from annotated_types import Ge
 from torch import Tensor
 from typing_extensions import Doc
 
+from lockstep.data.sources import FOLDERS
 from lockstep.data.splits import Fold, Images, Splits, rounded_sizes
 from lockstep.distributed.rng import generator
-from lockstep.system.types import Channels, Positive, PositiveFraction, Seed, SplitSeed
+from lockstep.system.types import (
+    Channels,
+    FilesRoot,
+    ImageSize,
+    Positive,
+    PositiveFraction,
+    Seed,
+    SplitSeed,
+)
 
 
 def digits(
@@ -30,29 +40,17 @@ def digits(
     training. A `fold` of all images takes the place of the test. Raises ValueError if a split is
     empty.
     """
-    package = find_spec("sklearn")
-    assert package is not None
-    assert package.origin is not None
     # The file is read directly, because importing sklearn.datasets takes 0.6 s.
-    rows = np.loadtxt(
-        Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz",
-        np.uint8,
-        delimiter=",",
-    )
+    file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = torch.from_numpy(np.loadtxt(str(file), np.uint8, delimiter=","))
     # Values of 0 to 16 are scaled to 0 to 255.
-    pixels = torch.from_numpy((rows[:, :-1] * (255 / 16)).round().astype(np.uint8)).view(
-        -1, 1, 8, 8
-    )
-    targets = torch.from_numpy(rows[:, -1]).long()
+    pixels = (rows[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
+    targets = rows[:, -1].long()
     fractions = {"val": val_fraction, "test": test_fraction}
-    positions_by_split = split_at_random(targets, split_seed, fractions, fold)
-    splits = {
-        split: take_images(pixels, targets, "digits", positions)
-        for split, positions in positions_by_split.items()
-    }
-    return Splits(
-        splits["train"], splits["val"], splits["test"], tuple(str(digit) for digit in range(10))
-    )
+    positions = split_at_random(targets, split_seed, fractions, fold)
+    images = named_images(pixels, targets, "digits")
+    train, val, test = (images.take(positions[split]) for split in ("train", "val", "test"))
+    return Splits(train, val, test, tuple(map(str, range(10))))
 
 
 def synthetic(
@@ -81,21 +79,124 @@ def synthetic(
         labels = torch.arange(count) % num_classes
         shape = (count, channels, image_size, image_size)
         noise = torch.randint(0, 96, shape, dtype=torch.uint8, generator=generator(seed, split))
-        return Images(patterns[labels] + noise, labels, tuple(f"{split}/{i}" for i in range(count)))
+        return named_images(patterns[labels] + noise, labels, split)
 
-    classes = tuple(f"class {label}" for label in range(num_classes))
     return Splits(
         make_images("train", train_size),
         make_images("val", val_size),
         make_images("test", test_size),
-        classes,
+        tuple(f"class {label}" for label in range(num_classes)),
     )
 
 
-def take_images(pixels: Tensor, labels: Tensor, prefix: str, positions: Tensor) -> Images:
-    return Images(
-        pixels[positions], labels[positions], tuple(f"{prefix}/{i}" for i in positions.tolist())
+def fashion_mnist(
+    *,
+    root: FilesRoot,
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training images to use for validation")
+    ],
+    split_seed: SplitSeed,
+    image_size: ImageSize = None,
+    fold: Fold | None = None,
+) -> Splits:
+    """Load Fashion-MNIST (Xiao et al. 2017), 70,000 images of clothes of 10 classes, (1, 28, 28).
+
+    test is its test set of 10,000 images, or a `fold` of its training set of 60,000. val is split
+    from the training set. Images are scaled to `image_size` as by `image_folder`. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    """
+    from torchvision.datasets import FashionMNIST
+
+    return _torchvision_splits(
+        FashionMNIST,
+        "lockstep.data.fashion_mnist",
+        root,
+        download,
+        val_fraction,
+        split_seed,
+        image_size,
+        fold,
     )
+
+
+def cifar10(
+    *,
+    root: FilesRoot,
+    download: Annotated[bool, Doc("download missing files")],
+    val_fraction: Annotated[
+        PositiveFraction, Doc("fraction of the training images to use for validation")
+    ],
+    split_seed: SplitSeed,
+    image_size: ImageSize = None,
+    fold: Fold | None = None,
+) -> Splits:
+    """Load CIFAR-10 (Krizhevsky 2009), 60,000 images of 10 classes, (3, 32, 32).
+
+    test is its test set of 10,000 images, or a `fold` of its training set of 50,000. val is split
+    from the training set. Images are scaled to `image_size` as by `image_folder`. Raises
+    FileNotFoundError for missing or damaged files, and ValueError if a split is empty.
+    """
+    from torchvision.datasets import CIFAR10
+
+    return _torchvision_splits(
+        CIFAR10,
+        "lockstep.data.cifar10",
+        root,
+        download,
+        val_fraction,
+        split_seed,
+        image_size,
+        fold,
+    )
+
+
+def _torchvision_splits(
+    kind: Any,
+    target: str,
+    root: str,
+    download: bool,
+    val_fraction: float,
+    split_seed: int,
+    image_size: int | list[int] | None,
+    fold: Fold | None,
+) -> Splits:
+    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C).
+
+    Raises FileNotFoundError.
+    """
+    try:
+        # torchvision has no option to disable its progress bar on stderr.
+        with redirect_stderr(StringIO()):
+            datasets = {
+                split: kind(root, train=split == "train", download=download)
+                for split in ("train", "test")
+            }
+    # Missing files without a network raise RuntimeError or URLError, which is an OSError. Damaged
+    # files can also raise ValueError.
+    except (RuntimeError, OSError, ValueError) as error:
+        hint = "check the network" if download else "set data.download=true"
+        raise FileNotFoundError(
+            f"data.root={root} has no readable {kind.__name__} in {FOLDERS[target]} "
+            f"({' '.join(str(error).split())}): delete damaged files, and {hint} or copy them."
+        ) from error
+    from lockstep.data.images.preprocessing import Preprocessing
+
+    preprocessing = Preprocessing.from_keys(image_size, "auto", "crop", "auto", "white")
+    images: dict[str, Images] = {}
+    for split, dataset in datasets.items():
+        pixels, targets = torch.as_tensor(dataset.data), torch.as_tensor(dataset.targets)
+        pixels = pixels.permute(0, 3, 1, 2) if pixels.dim() == 4 else pixels.unsqueeze(1)
+        images[split] = named_images(preprocessing(pixels), targets, split)
+    train = images["train"]
+    rows = split_at_random(train.targets, split_seed, {"val": val_fraction}, fold)
+    images |= {split: train.take(rows[split]) for split in rows}
+    names = tuple(datasets["train"].classes)
+    return Splits(images["train"], images["val"], images["test"], names)
+
+
+def named_images(pixels: Tensor, labels: Tensor, prefix: str) -> Images:
+    return Images(pixels, labels, tuple(f"{prefix}/{i}" for i in range(len(labels))))
 
 
 def split_at_random(
@@ -106,14 +207,14 @@ def split_at_random(
     The rest is "train", and each split is sorted. A `fold` is "test", and the other positions are
     split. Raises ValueError if a split is empty.
     """
-    splits, rest = dict[str, Tensor](), torch.arange(len(classes))
+    splits, rest, fractions = dict[str, Tensor](), torch.arange(len(classes)), {**fractions}
     if fold is not None:
         from lockstep.data.splitting import Unsplit, split_images
 
         images = Unsplit([*map(str, rest.tolist())], classes.numpy(), seed)
         rows = split_images(images, {}, fold)
         rest, splits["test"] = torch.from_numpy(rows["train"]), torch.from_numpy(rows["test"])
-        fractions = {split: fraction for split, fraction in fractions.items() if split != "test"}
+        fractions.pop("test", None)
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
     draws = order.split(rounded_sizes(len(rest), fractions))
     for split, positions in zip([*fractions, "train"], draws, strict=True):

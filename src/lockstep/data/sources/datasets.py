@@ -29,6 +29,8 @@ from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.text import plural
 from lockstep.system.types import PositiveFloat, PositiveFraction, Seed
 
+ROLES = ("inputs", "targets")
+
 
 def dataset(
     *,
@@ -79,64 +81,58 @@ def dataset(
     names of samples to their earlier splits, in which they stay. Raises ValueError for Datasets and
     ImageError for samples that cannot be used.
     """
-    arguments = {"train": train, "val": val, "test": None if fold else test}
-    datasets = {split: dataset for split, dataset in arguments.items() if dataset is not None}
-    first_samples = {
-        split: _first_sample(dataset, f"data.{split}") for split, dataset in datasets.items()
-    }
-    for split, sample in first_samples.items():
-        _check_same(split, sample, first_samples["train"])
+    datasets: dict[str, Any] = {"train": train, "val": val, "test": None if fold else test}
     fractions = {"val": val_fraction, "test": test_fraction}
-    missing_fractions = {
-        split: fraction for split, fraction in fractions.items() if split not in datasets
-    }
+    rows: dict[str, Tensor] = {}
+    groups: dict[str, list[str] | None] = {}
+    first_samples: dict[str, tuple[Tensor, Tensor]] = {}
+    for split, dataset in datasets.items():
+        if dataset is not None:
+            fractions.pop(split, None)
+            first_samples[split] = _first_sample(dataset, f"data.{split}")
+            groups[split] = _groups(dataset, f"data.{split}")
+            rows[split] = torch.arange(len(dataset))
+    for split, samples in first_samples.items():
+        for role, value, train_value in zip(ROLES, samples, first_samples["train"], strict=True):
+            shape, train_shape = shape_text(value, 1), shape_text(train_value, 1)
+            if shape != train_shape:
+                raise ValueError(
+                    f"data.{split} has {role} of {shape}, data.train of {train_shape}: "
+                    "give both the same."
+                )
     labels = _labels(train)
-    groups = {split: _groups(dataset, f"data.{split}") for split, dataset in datasets.items()}
     if fold is not None and labels is None:
-        problem = (
-            "needs the class of each sample, "
-            f"which data.train ({type(train).__name__}) does not list"
-        )
         raise ValueError(
-            f"data.folds={fold.num_folds} {problem}: give it `targets`, no target_transform."
+            f"data.folds={fold.num_folds} needs the class of each sample, which data.train "
+            f"({type(train).__name__}) does not list: give it `targets`, no target_transform."
         )
-    rows = {split: torch.arange(len(dataset)) for split, dataset in datasets.items()}  # pyright: ignore[reportArgumentType]
     classes = torch.zeros_like(rows["train"]) if labels is None else labels
     if groups["train"] is None and kept is None:
-        rows |= split_at_random(classes, split_seed, missing_fractions, fold)
+        rows |= split_at_random(classes, split_seed, fractions, fold)
     else:
-        sample_names = [f"train/{row}" for row in rows["train"].tolist()]
-        unsplit_samples = Unsplit(sample_names, classes.numpy(), split_seed, groups["train"], kept)
-        rows |= {
-            split: torch.from_numpy(positions)
-            for split, positions in split_images(unsplit_samples, missing_fractions, fold).items()
-        }
+        names = [f"train/{row}" for row in range(len(classes))]
+        samples = Unsplit(names, classes.numpy(), split_seed, groups["train"], kept)
+        parts = split_images(samples, fractions, fold)
+        rows |= {split: torch.from_numpy(parts[split]) for split in parts}
 
-    def images(split: str) -> Images:
-        source = split if split in datasets else "train"
-        empty_inputs, empty_targets = first_samples[source]
-        source_labels = labels if source == "train" else None
+    images: dict[str, Images] = {}
+    for split, positions in rows.items():
+        source = split if split in groups else "train"
+        dataset, (empty_inputs, empty_targets) = datasets[source], first_samples[source]
         samples = Samples(
-            datasets[source],
-            rows[split],
+            dataset,
+            torch.arange(len(dataset)),
             f"data.{source}",
             split != "train",
             empty_inputs,
             empty_targets,
-            source_labels,
+            labels if source == "train" else None,
         )
-        source_rows, source_groups = rows[split].tolist(), groups[source]
-        names = tuple(f"{source}/{row}" for row in source_rows)
-        return Images(
-            samples,
-            empty_targets,
-            names,
-            None if source_groups is None else [source_groups[row] for row in source_rows],
-        )
-
-    samples = [images(split) for split in ("train", "val", "test")]
+        names = tuple(f"{source}/{row}" for row in range(len(dataset)))
+        images[split] = Images(samples, empty_targets, names, groups[source]).take(positions)
+    statistics = _statistics(images["train"].pixels, mean, std)
     names = _class_names(train, class_names)
-    return Splits(*samples, class_names=names, statistics=_statistics(samples[0].pixels, mean, std))
+    return Splits(images["train"], images["val"], images["test"], names, statistics)
 
 
 def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
@@ -159,9 +155,9 @@ def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
     try:
         ForkingPickler.dumps(dataset)
     except Exception as error:  # Custom classes can raise any exception.
-        hint = "replace lambdas by functions of a module, and open files in __getitem__"
         raise ValueError(
-            f"{setting} ({type_name}) cannot be pickled ({' '.join(str(error).split())}): {hint}."
+            f"{setting} ({type_name}) cannot be pickled ({' '.join(str(error).split())}): "
+            "replace lambdas by functions of a module, and open files in __getitem__."
         ) from error
     one_input, target = pair(dataset, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
@@ -172,13 +168,12 @@ def _labels(dataset: Any) -> Tensor | None:
 
     The Datasets of torchvision list them in this way.
     """
-    targets = (
-        None if getattr(dataset, "target_transform", None) else getattr(dataset, "targets", None)
-    )
     # There may be no targets, texts, or lists of different lengths.
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):
-        labels = torch.as_tensor(targets)
-        return labels if labels.shape == (len(dataset),) and labels.dtype == torch.int64 else None
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):
+        labels = torch.as_tensor(dataset.targets)
+        is_one_number = labels.shape == (len(dataset),) and labels.dtype == torch.int64
+        if is_one_number and not getattr(dataset, "target_transform", None):
+            return labels
     return None
 
 
@@ -188,23 +183,11 @@ def _groups(dataset: Any, setting: str) -> list[str] | None:
     if groups is None:
         return None
     if len(groups) != len(dataset):
-        counts = f"{plural(len(groups), 'group')} for {plural(len(dataset), 'sample')}"
         raise ValueError(
-            f"{setting}.groups ({type(dataset).__name__}) has {counts}: give one for each."
+            f"{setting}.groups ({type(dataset).__name__}) has {plural(len(groups), 'group')} "
+            f"for {plural(len(dataset), 'sample')}: give one for each."
         )
     return list(map(str, np.asarray(groups).tolist()))
-
-
-def _check_same(
-    split: str, sample: tuple[Tensor, Tensor], train_sample: tuple[Tensor, Tensor]
-) -> None:
-    for role, value, train_value in zip(("inputs", "targets"), sample, train_sample, strict=True):
-        if (value.shape, value.dtype) != (train_value.shape, train_value.dtype):
-            problem = (
-                f"data.{split} has {role} of {shape_text(value, 1)}, "
-                f"data.train of {shape_text(train_value, 1)}"
-            )
-            raise ValueError(f"{problem}: give both the same.")
 
 
 def _class_names(train: Any, class_names: Sequence[str] | None) -> tuple[str, ...]:
@@ -223,16 +206,16 @@ def _statistics(
     num_channels, is_bytes = samples.shape[1], samples.dtype == torch.uint8
     if mean is not None and std is not None:
         if not is_bytes:
-            problem = (
-                f"normalizes uint8 images, and data.train has {shape_text(samples.empty_inputs, 1)}"
-            )
             raise ValueError(
-                f"data.mean={list(mean)} {problem}: "
+                f"data.mean={list(mean)} normalizes uint8 images, "
+                f"and data.train has {shape_text(samples.empty_inputs, 1)}: "
                 "remove it and data.std, normalize in the Dataset."
             )
-        if len(mean) != num_channels or len(std) != num_channels:
-            problem = f"are not for {plural(num_channels, 'channel')}: give one number per channel."
-            raise ValueError(f"data.mean={list(mean)} and data.std={list(std)} {problem}")
+        if not len(mean) == len(std) == num_channels:
+            raise ValueError(
+                f"data.mean={list(mean)} and data.std={list(std)} are not for "
+                f"{plural(num_channels, 'channel')}: give one number per channel."
+            )
         return Statistics(tuple(mean), tuple(std))
     if not is_bytes:
         return identity_statistics(num_channels)
@@ -240,8 +223,8 @@ def _statistics(
         "Measuring mean and std (set data.mean and data.std to skip this)", "samples"
     )
     counts = torch.zeros(num_channels, 256, dtype=torch.int64)
-    positions = sampled_positions(samples.shape[0])
-    for start in range(0, len(positions), NUM_PER_RUN):
-        counts += value_counts(samples[positions[start : start + NUM_PER_RUN]])
-        progress.show(start, len(positions))
+    positions = sampled_positions(len(samples))
+    for number, run in enumerate(positions.split(NUM_PER_RUN)):
+        counts += value_counts(samples[run])
+        progress.show(number * NUM_PER_RUN, len(positions))
     return channel_statistics(counts)

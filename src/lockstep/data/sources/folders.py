@@ -1,16 +1,20 @@
 """Provide the images of folders that have one subfolder per class."""
 
-import os
+import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import date
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from PIL import ExifTags
 from typing_extensions import Doc
 
+from lockstep.data.images.decoded_image import open_image
 from lockstep.data.images.decoded_splits import Decoding
-from lockstep.data.images.image_files import ImageFiles
+from lockstep.data.images.image_files import files_below
 from lockstep.data.images.image_table import (
     SPLIT_FOLDERS,
     ImageTable,
@@ -23,9 +27,9 @@ from lockstep.data.images.image_table import (
     states_of,
 )
 from lockstep.data.images.preprocessing import Preprocessing
-from lockstep.data.sources.dates import newest
-from lockstep.data.splits import Fold, Images, Kept, Splits
-from lockstep.data.splitting import Unsplit, split_images
+from lockstep.data.splits import Fold, Images, Kept, Splits, shorten_lines
+from lockstep.data.splitting import Mask, Rows, Unsplit, split_images
+from lockstep.system.hardware import num_cores
 from lockstep.system.types import (
     Background,
     Cache,
@@ -41,6 +45,8 @@ from lockstep.system.types import (
     SplitSeed,
     TestAfter,
 )
+
+TAKEN = (ExifTags.IFD.Exif, ExifTags.Base.DateTimeOriginal)
 
 
 def image_folder(
@@ -118,33 +124,74 @@ def complete_splits(
     one image. If targets are classes, each split gets images of every class that is large
     enough. Raises ValueError if splits are missing or ambiguous.
     """
-    file_table = replace(table, names=real_names(table.folder, table.names, table.states))
-    _refuse_two_groups(table, file_table.names)
-    table_splits = {
-        split: rows for split, rows in table.splits.items() if split != "test" or fold is None
-    }
-    train = table.splits["train"]
-    if test_after is not None and (fold is not None or "test" in table_splits):
+    files = real_names(table.folder, table.names, table.states)
+    _refuse_two_groups(table, files)
+    splits = {**table.splits}
+    if fold is not None:
+        splits.pop("test", None)
+    train = splits["train"]
+    if test_after is not None and (fold is not None or "test" in splits):
         test_source = "data.folds" if fold is not None else f'the split "test" of {table.setting}'
         raise ValueError(
             f"data.test_after={test_after} makes a test split, and so does {test_source}: "
             "use one of them."
         )
-    test_split = fold if test_after is None else newest(file_table, train, test_after)
+    real_table = replace(table, names=files)
+    test_split = fold if test_after is None else newest(real_table, train, test_after)
     fractions = {"val": val_fraction, "test": test_fraction}
-    missing_fractions = {
-        split: fraction for split, fraction in fractions.items() if split not in table_splits
-    }
-    if missing_fractions.get("test") == 0 and test_split is None:
-        hint = "add images of it, or set data.test_fraction=0.1 to split it from train"
-        raise ValueError(f'{table.setting} has no split "test" and data.test_fraction=0: {hint}.')
+    for split in splits:
+        fractions.pop(split, None)
+    if fractions.get("test") == 0 and test_split is None:
+        raise ValueError(
+            f'{table.setting} has no split "test" and data.test_fraction=0: '
+            "add images of it, or set data.test_fraction=0.1 to split it from train."
+        )
     classes = table.targets if table.targets.ndim == 1 else np.zeros(len(table.names), np.int64)
-    images = Unsplit(file_table.names, classes, split_seed, table.groups, kept).take(train)
-    splits = table_splits | {
-        split: train[rows]
-        for split, rows in split_images(images, missing_fractions, test_split).items()
-    }
+    images = Unsplit(files, classes, split_seed, table.groups, kept).take(train)
+    rows = split_images(images, fractions, test_split)
+    splits |= {split: train[rows[split]] for split in rows}
     return replace(table, splits={split: splits[split] for split in SPLIT_FOLDERS})
+
+
+def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
+    """Return which of the images `rows` (n,) date from the day `test_after` or later.
+
+    Images of a group with such an image are included. Raises ValueError if none or all images are
+    selected, and for images without a date.
+    """
+    setting = f"data.test_after={test_after}"
+
+    def read(row: int) -> str:
+        if table.dates is not None:
+            return table.dates[row]
+        # A damaged file and damaged EXIF data can raise any error.
+        with (
+            contextlib.suppress(Exception),
+            open_image(f"{table.folder}/{table.names[row]}") as image,
+        ):
+            return str(image.getexif().get_ifd(TAKEN[0]).get(TAKEN[1], ""))
+        return ""
+
+    days, lines = list[date](), list[str]()
+    with ThreadPoolExecutor(num_cores()) as threads:
+        for row, timestamp in zip(rows, threads.map(read, rows.tolist()), strict=True):
+            try:
+                days.append(date.fromisoformat(timestamp[:10].replace(":", "-")))
+            except ValueError:
+                lines.append(
+                    f"{setting}: {table.names[row]} has no date, but {timestamp!r}: "
+                    "add it, or move it elsewhere."
+                )
+    if lines:
+        raise ValueError(shorten_lines(lines))
+    is_new = np.array(days) >= date.fromisoformat(test_after)
+    units = np.array(table.names if table.groups is None else table.groups)[rows]
+    is_new = np.isin(units, units[is_new])
+    if is_new.all() or not is_new.any():
+        raise ValueError(
+            f"{setting}: the images are of {min(days)} to {max(days)}: choose a day between."
+        )
+    return is_new
 
 
 def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
@@ -153,12 +200,10 @@ def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
     for file, name, group in zip(files, table.names, table.groups or files, strict=True):
         first_name, first_group = first_images.setdefault(file, (name, group))
         if group != first_group:
-            problem = (
-                f"{first_name} and {name} are one image, "
-                f"but in the groups {first_group!r} and {group!r}"
-            )
             raise ValueError(
-                f"{table.setting}: {problem}: remove one of them, or give both the same group."
+                f"{table.setting}: {first_name} and {name} are one image, but in the groups "
+                f"{first_group!r} and {group!r}: remove one of them, or give both the same "
+                "group."
             )
 
 
@@ -183,7 +228,5 @@ def unlabeled_folder(
         )
     folder = path if path.is_dir() else path.parent
     states, _ = states_of(folder, names)
-    paths = [os.fsencode(f"{folder}/{name}") for name in names]
-    mean_bytes = float(states[:, 0].mean())
-    files = ImageFiles(np.array(paths), preprocessing, os.fsdecode(paths[0]), channels, mean_bytes)
+    files = files_below(folder, names, states, preprocessing, channels)
     return Images(files, torch.full((len(names),), -1), names), digest_of(names, states)

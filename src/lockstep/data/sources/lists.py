@@ -1,12 +1,13 @@
 """Provide image files that a CSV file lists with their targets."""
 
+import contextlib
 import csv
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import MinLen
@@ -157,15 +158,11 @@ def read_list(
     settings = {
         path_column: "data.path_column",
         **dict.fromkeys(target_columns, "data.target_columns"),
+        split_column: "data.split_column",
+        group_column: "data.group_column",
+        date_column: "data.date_column",
     }
-    optional_columns = {
-        "split_column": split_column,
-        "group_column": group_column,
-        "date_column": date_column,
-    }
-    settings |= {
-        column: f"data.{key}" for key, column in optional_columns.items() if column is not None
-    }
+    settings.pop(None, None)
     cells = _read(path, f"data.file={file}", settings)
     if group in cells.columns:
         raise ValueError(
@@ -176,8 +173,8 @@ def read_list(
     if targets == "classes" and len(target_columns) == 1:
         values, class_names = _classes(cells, target_columns[0], splits["train"])
     else:
-        convert = _number if targets == "numbers" else _zero_or_one
-        values, class_names = _numbers(cells, target_columns, convert), tuple(target_columns)
+        values = _numbers(cells, target_columns, are_labels=targets == "classes")
+        class_names = tuple(target_columns)
     dates = date_column and cells.columns[date_column]
     folder = path.parent if root is None else require_folder(root)
     # Absolute paths are those of the source, even if they are listed in a copy.
@@ -187,11 +184,13 @@ def read_list(
         for name in cells.columns[path_column]
     ]
     states, missing = states_of(folder, names)
-    _refuse(
-        [cells.line(row, path_column, f"{folder / names[row]} does not exist") for row in missing]
-    )
+    cells.refuse((row, path_column, f"{folder / names[row]} does not exist") for row in missing)
     singles = real_names(folder, names, states) if is_other else None
-    groups = _groups(cells, path_column, group, group_column, singles)
+    if group_column is None:
+        groups = group_names(cells.setting, group, cells.columns[path_column], singles)
+    else:
+        setting = f"{cells.setting}, column {group_column}"
+        groups = strip_names(setting, cells.columns[group_column], "groups")
     digest = read_record(folder, names, states).get("digest", digest_of(names, states))
     files = cells.setting, folder.resolve(), names, states, digest, str(path.resolve())
     return ImageTable(*files, values, class_names, splits, groups, dates or None)
@@ -199,11 +198,8 @@ def read_list(
 
 def listed_names(file: str, path_column: str) -> list[str]:
     """Read the paths of the images in a list whose files are elsewhere."""
-    cells = _read(
-        require_path(file, f"data.file={file}"),
-        f"data.file={file}",
-        {path_column: "data.path_column"},
-    )
+    setting = f"data.file={file}"
+    cells = _read(require_path(file, setting), setting, {path_column: "data.path_column"})
     return cells.columns[path_column]
 
 
@@ -215,16 +211,17 @@ class _Cells:
     numbers: Sequence[int]
     columns: Columns
 
-    def line(self, row: int, column: str, problem: str) -> str:
-        return f"{self.setting}, row {self.numbers[row]}, column {column}: {problem}."
+    def refuse(self, problems: Iterable[tuple[int, str, str]]) -> None:
+        """Raise ValueError if there are problems, each with the row and column of its cell."""
+        lines = [
+            f"{self.setting}, row {self.numbers[row]}, column {column}: {problem}."
+            for row, column, problem in problems
+        ]
+        if lines:
+            raise ValueError(shorten_lines(lines))
 
 
-def _refuse(lines: Sequence[str]) -> None:
-    if lines:
-        raise ValueError(shorten_lines(lines))
-
-
-def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
+def _read(path: Path, setting: str, settings: dict[Any, str]) -> _Cells:
     """Read the columns that are the keys of `settings`.
 
     The values of `settings` are the configuration keys that name these columns. A CSV file has
@@ -245,32 +242,24 @@ def _read(path: Path, setting: str, settings: dict[str, str]) -> _Cells:
         f"{key} is {column!r}" for column, key in settings.items() if header.count(column) != 1
     ]
     if mismatches:
-        columns_text = f"has the columns {', '.join(header)}, but {'; '.join(mismatches)}"
         raise ValueError(
-            f"{setting} {columns_text}: "
+            f"{setting} has the columns {', '.join(header)}, but {'; '.join(mismatches)}: "
             "correct the name, or rename all but one column of this name."
         )
     if not numbers:
         raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
-    _refuse(
-        [
-            cells.line(row, column, "the cell is empty, fill it in or remove the row")
-            for column in settings
-            for row, cell in enumerate(columns[column])
-            if not cell.strip()
-        ]
-    )
-    problem = "the cell has a NUL byte, remove it"
-    _refuse(
-        [
-            cells.line(row, column, problem)
-            for column in settings
-            for row, cell in enumerate(columns[column])
-            if "\0" in cell
-        ]
-    )
+    cells.refuse(_unfit_cells({column: columns[column] for column in settings}))
     return cells
+
+
+def _unfit_cells(columns: Columns) -> Iterator[tuple[int, str, str]]:
+    for column, cells in columns.items():
+        for row, cell in enumerate(cells):
+            if not cell.strip():
+                yield row, column, "the cell is empty, fill it in or remove the row"
+            elif "\0" in cell:
+                yield row, column, "the cell has a NUL byte, remove it"
 
 
 def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
@@ -301,38 +290,17 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     if split_column is None:
         return {"train": np.arange(len(cells.numbers))}
     split_cells = cells.columns[split_column]
-    unknown_cells = [
-        (row, cell) for row, cell in enumerate(split_cells) if cell not in SPLIT_FOLDERS
-    ]
-    _refuse(
-        [
-            cells.line(row, split_column, f"{cell!r} is not train, val or test")
-            for row, cell in unknown_cells
-        ]
+    cells.refuse(
+        (row, split_column, f"{cell!r} is not train, val or test")
+        for row, cell in enumerate(split_cells)
+        if cell not in SPLIT_FOLDERS
     )
-    if "train" not in split_cells:
+    splits = {split: np.flatnonzero(np.array(split_cells) == split) for split in SPLIT_FOLDERS}
+    if not len(splits["train"]):
         raise ValueError(
             f"{cells.setting} has no row for train in column {split_column}: write train in some."
         )
-    return {
-        split: np.flatnonzero(np.array(split_cells) == split)
-        for split in SPLIT_FOLDERS
-        if split in split_cells
-    }
-
-
-def _groups(
-    cells: _Cells,
-    path_column: str,
-    group: str | None,
-    group_column: str | None,
-    singles: Sequence[str] | None,
-) -> list[str] | None:
-    """Return the group of each row, or None without groups. `singles` is as in `group_names`."""
-    values = cells.columns[group_column or path_column]
-    if group_column is None:
-        return group_names(cells.setting, group, values, singles)
-    return strip_names(f"{cells.setting}, column {group_column}", values, "groups")
+    return {split: rows for split, rows in splits.items() if len(rows)}
 
 
 def _classes(
@@ -347,44 +315,32 @@ def _classes(
             "add the other classes."
         )
     numbers = {name: number for number, name in enumerate(class_names)}
-    unknown_labels = [(row, label) for row, label in enumerate(labels) if label not in numbers]
-    _refuse(
-        [
-            cells.line(row, column, f"no row for train has the class {label!r}")
-            for row, label in unknown_labels
-        ]
+    cells.refuse(
+        (row, column, f"no row for train has the class {label!r}")
+        for row, label in enumerate(labels)
+        if label not in numbers
     )
     return np.array([numbers[label] for label in labels]), tuple(class_names)
 
 
-def _numbers(
-    cells: _Cells, columns: Sequence[str], convert: Callable[[str], float]
-) -> NDArray[np.float32]:
-    """Convert the cells to float32 (N, K)."""
-    values, lines = np.zeros((len(cells.numbers), len(columns)), np.float32), []
+def _numbers(cells: _Cells, columns: Sequence[str], *, are_labels: bool) -> NDArray[np.float32]:
+    """Convert the cells to float32 (N, K). Labels must be 0 or 1."""
+    values, problems = np.zeros((len(cells.numbers), len(columns)), np.float32), []
     for number, column in enumerate(columns):
         for row, cell in enumerate(cells.columns[column]):
-            try:
-                values[row, number] = convert(cell)
-            except ValueError as error:
-                lines.append(cells.line(row, column, str(error)))
-    _refuse(lines)
+            value = math.nan
+            with contextlib.suppress(ValueError):
+                value = float(cell)
+            if not abs(value) <= MAX_FLOAT32:  # Comparing NaN gives false.
+                problem = (
+                    f"{cell!r} is not a finite number of float32, which ends at {MAX_FLOAT32:.1e}: "
+                    "correct it, or use another unit"
+                )
+            elif are_labels and value not in (0, 1):
+                problem = f"{cell!r} is neither 0 nor 1: correct it, or set data.targets=numbers"
+            else:
+                values[row, number] = value
+                continue
+            problems.append((row, column, problem))
+    cells.refuse(problems)
     return values
-
-
-def _number(cell: str) -> float:
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= MAX_FLOAT32:  # Comparing NaN gives false.
-        problem = f"{cell!r} is not a finite number of float32, which ends at {MAX_FLOAT32:.1e}"
-        raise ValueError(f"{problem}: correct it, or use another unit")
-    return value
-
-
-def _zero_or_one(cell: str) -> float:
-    value = _number(cell)
-    if value not in (0, 1):
-        raise ValueError(f"{cell!r} is neither 0 nor 1: correct it, or set data.targets=numbers")
-    return value

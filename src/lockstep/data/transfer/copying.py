@@ -24,40 +24,28 @@ from lockstep.system.redaction import redact
 NUM_THREADS = 32  # Threads mostly wait for a network or a disk.
 ARCHIVES = ("zip", "tar")
 # An attribute of a file in a listing changes with the content if its name contains one of these.
-CHANGING = (
-    "size",
-    "etag",
-    "md5",
-    "crc",
-    "checksum",
-    "digest",
-    "sha",
-    "modified",
-    "updated",
-    "mtime",
-    "date_time",
-)
+CHANGING = "size|etag|md5|crc|checksum|digest|sha|modified|updated|mtime|date_time"
 # These are the protocols of storage and archives. The configuration of a run may come from anybody,
 # and other protocols run programs, log in to machines, or read what one of their files names.
 PROTOCOLS = (
-    *(
-        "http",
-        "https",
-        "s3",
-        "s3a",
-        "gs",
-        "gcs",
-        "az",
-        "abfs",
-        "abfss",
-        "adl",
-        "hf",
-        "oss",
-        "oci",
-        "hdfs",
-        "webhdfs",
-    ),
-    *("file", "memory", *ARCHIVES),
+    "http",
+    "https",
+    "s3",
+    "s3a",
+    "gs",
+    "gcs",
+    "az",
+    "abfs",
+    "abfss",
+    "adl",
+    "hf",
+    "oss",
+    "oci",
+    "hdfs",
+    "webhdfs",
+    "file",
+    "memory",
+    *ARCHIVES,
 )
 
 
@@ -118,9 +106,8 @@ def list_files(url: str) -> tuple[Any, dict[str, dict[str, Any]]]:
         infos = [info for _, _, files in walk for info in files.values()]
     names = [info["name"].removeprefix(f"{folder.rstrip('/')}/") for info in infos]
     # The listings of web servers have percent-encoded names.
-    return system, dict(
-        zip(map(unquote, names) if url.startswith("http") else names, infos, strict=True)
-    )
+    decode = unquote if url.startswith("http") else str
+    return system, dict(zip(map(decode, names), infos, strict=True))
 
 
 def state_of(info: Mapping[str, Any]) -> list[str]:
@@ -128,18 +115,16 @@ def state_of(info: Mapping[str, Any]) -> list[str]:
 
     The result is empty for web servers, which list no such attributes.
     """
-    return [
-        f"{key}={info[key]}"
-        for key in sorted(info)
-        if any(word in key.lower() for word in CHANGING)
-    ]
+    return [f"{key}={info[key]}" for key in sorted(info) if re.search(CHANGING, key, re.I)]
 
 
 def url_errors(url: str) -> Iterator[str]:
     """Yield the errors in a URL that are found without a request."""
     if re.search(r"://[^/?#@:]*:[^/?#]*@|^https?://[^/?#]*@|::https?://[^/?#]*@", url):
-        problem = "contains a user or password, which the run folder would store"
-        yield f"data.root={redact(url)} {problem}: set them in the files or variables of the driver"
+        yield (
+            f"data.root={redact(url)} contains a user or password, which the run folder would "
+            "store: set them in the files or variables of the driver"
+        )
     for component in url.split("::"):
         protocol = component.partition("://")[0]
         # A component with a slash is a path at the end of a chain.
@@ -163,8 +148,10 @@ def explain_errors(problem: str) -> Iterator[None]:
         yield
     except Exception as error:  # Drivers can raise any exception.
         message = redact(f"{type(error).__name__}: {' '.join(str(error).split())}")[:300]
-        hint = "check the path or URL, credentials, permissions and free space."
-        raise ValueError(f"{problem} ({message}): {hint}") from None
+        raise ValueError(
+            f"{problem} ({message}): check the path or URL, credentials, permissions and free "
+            "space."
+        ) from None
 
 
 def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
@@ -196,13 +183,12 @@ def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
         ):
             progress.show(count, len(originals))
     print(f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
-    states = states_of(copy_folder / name, [*files.paths])[0][:, :2].tolist()
+    states, _ = states_of(copy_folder / name, [*files.paths])
     contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in originals.values())
-    digest = files.digest or copied_digest([*files.paths], [*contents])
     record = {
         "origin": files.origin,
-        "digest": digest,
-        "files": copied_digest([*files.paths], states),
+        "digest": files.digest or copied_digest([*files.paths], [*contents]),
+        "files": copied_digest([*files.paths], states[:, :2].tolist()),
     }
     write_json(copy_folder / COPY_RECORD, record)
     return record

@@ -209,12 +209,7 @@ class Augment:
         return images
 
     def _fill(self, images: Tensor, filled_boxes: tuple[Tensor, ...]) -> Tensor:
-        channels, height, width = images.shape[1:]
-        if len(self.fill) != channels:
-            raise ValueError(
-                f"cutout fill={self.fill} for images of {channels} channels: "
-                "give one value per channel."
-            )
+        height, width = images.shape[2:]
         mask = boxes.box_mask(filled_boxes[0], height, width)
         for box in filled_boxes[1:]:
             mask = mask | boxes.box_mask(box, height, width)

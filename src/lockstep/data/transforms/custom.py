@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.data.images.dataset_samples import reason_of, shape_text
-from lockstep.data.images.random_states import keep_random_states, set_random_states
+from lockstep.data.images.dataset_samples import (
+    keep_random_states,
+    reason_of,
+    set_random_states,
+    shape_text,
+)
 from lockstep.data.splits import ImageError
 from lockstep.distributed.rng import seed_of
 
@@ -43,8 +47,12 @@ class CustomTransforms:
                     try:
                         result = _call(transform, image, seed)
                     except Exception as error:  # Custom code can raise any exception.
-                        problem = f"failed for training image {index} ({reason_of(error)})"
-                        raise ImageError([f"{key} {problem}: correct it."]) from error
+                        raise ImageError(
+                            [
+                                f"{key} failed for training image {index} ({reason_of(error)}): "
+                                "correct it."
+                            ]
+                        ) from error
                     image = _checked(result, image, key)
                 changed[i] = image
         return changed
@@ -55,23 +63,31 @@ class CustomTransforms:
             try:
                 ForkingPickler.dumps(transform)
             except Exception as error:  # Custom classes can raise any exception.
-                hint = "replace lambdas by functions of a module"
-                problem = f"cannot be pickled ({reason_of(error)})"
-                raise ImageError([f"{key} {problem}: {hint}."]) from error
+                raise ImageError(
+                    [
+                        f"{key} cannot be pickled ({reason_of(error)}): replace lambdas by "
+                        "functions of a module."
+                    ]
+                ) from error
 
     def refuse_unrepeatable(self, make_images: Callable[[], Tensor]) -> None:
         """Raise ImageError if two calls of `make_images`, which uses the transforms, differ."""
         if not torch.equal(make_images(), make_images()):
             keys = " or ".join(self.transforms)
-            problem = "changes the same images differently when it is called again"
-            hint = "draw from torch, NumPy or random, or name the pipeline of Albumentations itself"
-            raise ImageError([f"{keys} {problem}: {hint}."])
+            raise ImageError(
+                [
+                    f"{keys} changes the same images differently when it is called again: draw "
+                    "from torch, NumPy or random, or name the pipeline of Albumentations itself."
+                ]
+            )
 
 
-def _call(transform: Callable[..., Any], image: Tensor, seed: int) -> Any:
-    if not _is_of_albumentations(transform):
+def _call(transform: Any, image: Tensor, seed: int) -> Any:
+    # Albumentations is not imported for this.
+    modules = {base.__module__.partition(".")[0] for base in type(transform).__mro__}
+    if "albumentations" not in modules:
         return transform(image.clone())
-    transform.set_random_seed(seed)  # pyright: ignore[reportFunctionMemberAccess]
+    transform.set_random_seed(seed)
     array = transform(image=image.permute(1, 2, 0).contiguous().numpy())["image"]
     # ToTensorV2 has returned a tensor.
     return array if isinstance(array, Tensor) else torch.from_numpy(array).permute(2, 0, 1)
@@ -80,23 +96,14 @@ def _call(transform: Callable[..., Any], image: Tensor, seed: int) -> Any:
 def _checked(result: Any, image: Tensor, key: str) -> Tensor:
     """Return the result of the transform at `key`. Raises ImageError if it is not like `image`."""
     if result is None:
-        raise ImageError([f"{key} returns nothing: return the changed image."])
-    if not isinstance(result, Tensor):
-        hint = "return a tensor, e.g. by transforms.v2.ToImage()"
-        raise ImageError([f"{key} returns a {type(result).__name__}: {hint}."])
-    if result.is_floating_point() and not image.is_floating_point():
-        hint = "return uint8, since Lockstep normalizes later"
-        raise ImageError([f"{key} returns {shape_text(result)}: {hint}."])
-    if (result.shape, result.dtype) != (image.shape, image.dtype):
-        problem = f"returns {shape_text(result)} for an image {shape_text(image)}"
-        raise ImageError([f"{key} {problem}: return the same shape and dtype."])
-    return result.as_subclass(Tensor)
-
-
-def _is_of_albumentations(transform: Any) -> bool:
-    """Return whether a transform has the interface of Albumentations.
-
-    Albumentations is not imported for this.
-    """
-    modules = (base.__module__ for base in type(transform).__mro__)
-    return any(module.partition(".")[0] == "albumentations" for module in modules)
+        problem = "nothing: return the changed image"
+    elif not isinstance(result, Tensor):
+        problem = f"a {type(result).__name__}: return a tensor, e.g. by transforms.v2.ToImage()"
+    elif (result.shape, result.dtype) == (image.shape, image.dtype):
+        return result.as_subclass(Tensor)
+    elif result.is_floating_point() and not image.is_floating_point():
+        problem = f"{shape_text(result)}: return uint8, since Lockstep normalizes later"
+    else:
+        problem = f"{shape_text(result)} for an image {shape_text(image)}"
+        problem += ": return the same shape and dtype"
+    raise ImageError([f"{key} returns {problem}."])
