@@ -36,9 +36,7 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
 
     Raises ConfigError if there are checkpoints and none is intact. Changes no file.
     """
-    alternatives = [
-        alternative for alternative in folder.checkpoints.glob("*.ckpt") if alternative != path
-    ]
+    alternatives = [other for other in folder.checkpoints.glob("*.ckpt") if other != path]
     alternatives.sort(key=lambda alternative: alternative.lstat().st_mtime_ns, reverse=True)
     errors: list[str] = []
     for candidate in (path, *alternatives):
@@ -102,10 +100,9 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
         return path
     try:
         folder = naming.find(init_from)
+        permissions.need_readable(folder)
     except FileNotFoundError as error:
         raise ConfigError(Error("missing", "", f"init_from={error}")) from error
-    try:
-        permissions.need_readable(folder)
     except OSError as error:
         raise ConfigError(file_error(error).within("init_from")) from error
     best = choose_checkpoint(folder, folder.best_checkpoint).path

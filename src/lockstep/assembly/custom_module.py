@@ -42,13 +42,10 @@ def build_module(
         "total_steps": lambda: total_steps,
     }
     signature = signatures.find(config.module.target)
-    argument_names = [
-        name for name in standard_arguments if signature is not None and name in signature.names
-    ]
+    names = signature.names if signature is not None else ()
     with build.section_errors(config, "module"):
-        module = build.build(
-            config.module, **{name: standard_arguments[name]() for name in argument_names}
-        )
+        arguments = {name: make() for name, make in standard_arguments.items() if name in names}
+        module = build.build(config.module, **arguments)
         if not isinstance(module, L.LightningModule):
             raise TypeError("it is not a LightningModule of lightning")
         refuse_inexact_norms(module)
@@ -160,12 +157,8 @@ class Companion(L.Callback):
         checkpoint["image_format"] = self._images._asdict()
 
     def _collect(self, trainer: L.Trainer) -> None:
-        metrics = {
-            name: value
-            for name, value in trainer.callback_metrics.items()
-            if not name.endswith("_step")
-        }
-        self.metrics.update({name: float(value) for name, value in metrics.items()})
+        metrics = trainer.callback_metrics.items()
+        self.metrics |= {name: float(value) for name, value in metrics if name[-5:] != "_step"}
 
     def _compare_ranks(self, trainer: L.Trainer, keys: Sequence[str]) -> None:
         """Raise MetricError if a metric that one of the settings `keys` names is unfit.

@@ -22,9 +22,7 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
     from lockstep.assembly.agreement import together
     from lockstep.distributed.collectives import gather_objects
 
-    root = (
-        section.root if section.root is not None else str(Path(section.arguments()["file"]).parent)
-    )
+    root = section.root or str(Path(section.arguments()["file"]).parent)
     origin = redact(root) if section.is_remote else str(Path(root).resolve())
     key = "copy_to" if section.copy_to is not None else "cache"
     folder = Path(section.copy_to or section.arguments()["cache"]).absolute()

@@ -152,15 +152,13 @@ def parameter_rules(
         for name, section in config.parameters.items()
         if section is not None
     }
-    if not all(keys["pattern"] for keys in sections.values()):
-        of_head = f"^({'|'.join(map(re.escape, attach_ends(net, num_outputs).head))})\\."
-        sections = {
-            name: {**keys, "pattern": keys["pattern"] or of_head} for name, keys in sections.items()
-        }
+    for keys in sections.values():
+        if not keys["pattern"]:
+            head = "|".join(map(re.escape, attach_ends(net, num_outputs).head))
+            keys["pattern"] = rf"^({head})\."
     rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
-    errors = list(
-        _rule_errors(rules, dict([*net.named_parameters(), *task.named_parameters("task")]))
-    )
+    parameters = dict([*net.named_parameters(), *task.named_parameters("task")])
+    errors = list(_rule_errors(rules, parameters))
     if errors:
         raise ConfigError(*errors)
     return rules
@@ -174,16 +172,13 @@ def _rule_errors(
         matches = [name for name in parameters if re.search(rule.pattern, name)]
         effective_names = [name for name in matches if rule_of(name, rules) is rule]
         if not matches:
-            top_modules = dict.fromkeys(name.partition(".")[0] for name in parameters)
-            yield Error(
-                "unknown", key, "matches no parameter", f"the network has {', '.join(top_modules)}"
-            )
+            layers = ", ".join(dict.fromkeys(name.partition(".")[0] for name in parameters))
+            yield Error("unknown", key, "matches no parameter", f"the network has {layers}")
         elif not effective_names:
-            earlier_rule = rule_of(matches[0], rules).name
             yield Error(
                 "conflict",
                 key,
-                f"matches only what parameters.{earlier_rule} matches before it",
+                f"matches only what parameters.{rule_of(matches[0], rules).name} matches before it",
                 "put it first",
             )
         elif rule.weight_decay and all(parameters[name].ndim <= 1 for name in effective_names):
@@ -221,11 +216,8 @@ def _recipe(
         make_optimizer = build.build(config.optimizer)
         optimizer = make_optimizer(list(net.parameters())) if is_trained else None
     with build.section_errors(config, "scheduler"):
-        schedule = Schedule(
-            build.build(config.scheduler),
-            config.scheduler.interval,
-            *build.monitored_metric(config),
-        )
+        make_scheduler, interval = build.build(config.scheduler), config.scheduler.interval
+        schedule = Schedule(make_scheduler, interval, *build.monitored_metric(config))
         if optimizer is not None:
             schedule.build(optimizer, total_steps)
     return Recipe(
@@ -246,22 +238,18 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
     for name, section in config.task.metrics.items():
         if section is None:
             continue
+        setting = f"task.metrics.{name}._target_={section.target}"
         signature = signatures.find(section.target)
-        parameter_names = signature.names if signature is not None else ()
+        names = signature.names if signature is not None else ()
         arguments = {**task.metric_arguments(num_outputs), **section.arguments()}
         try:
             metric = build.build(
-                section,
-                **{key: value for key, value in arguments.items() if key in parameter_names},
+                section, **{key: arguments[key] for key in names if key in arguments}
             )
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"task.metrics.{name}._target_={section.target}: {one_line(error)}"
-            ) from error
+            raise ValueError(f"{setting}: {one_line(error)}") from error
         if not isinstance(metric, Metric):
-            raise TypeError(
-                f"task.metrics.{name}._target_={section.target} is not a torchmetrics metric"
-            )
+            raise TypeError(f"{setting} is not a torchmetrics metric")
         prepare_metric(f"task.metrics.{name}", metric)
         metrics[name] = metric
     return metrics
@@ -273,9 +261,8 @@ def _grapher(session: Session) -> "type[GraphedModule] | None":
     Returns None unless all workers support it and the network allows it.
     """
     config = session.config
-    is_wanted = (
-        is_ours(config.model.target) if config.trainer.graph == "auto" else config.trainer.graph
-    )
+    graph = config.trainer.graph
+    is_wanted = is_ours(config.model.target) if graph == "auto" else graph
     # Gloo reduces statistics in host memory.
     can = session.world_size == 1 or dist.get_backend() == "nccl"
     is_plain = not config.compile and session.shards is None

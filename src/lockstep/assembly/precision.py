@@ -36,20 +36,18 @@ def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
     """
     precision, unit = config.trainer.precision, bfloat16_unit(device)
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    if precision == "tf32" and unit is None:  # bfloat16 and TF32 came with the same GPUs.
-        raise ConfigError(
-            Error(
-                "machine",
-                "trainer.precision=tf32",
-                f", but {device_name} has no TF32",
-                "use float32",
-            )
-        )
     if precision == "tf32":
-        return (
-            precision,
-            f"as set: float32, which {device_name} multiplies as TF32, with 11 of 24 bits",
-        )
+        if unit is None:  # bfloat16 and TF32 came with the same GPUs.
+            raise ConfigError(
+                Error(
+                    "machine",
+                    "trainer.precision=tf32",
+                    f", but {device_name} has no TF32",
+                    "use float32",
+                )
+            )
+        reason = f"as set: float32, which {device_name} multiplies as TF32, with 11 of 24 bits"
+        return precision, reason
     if precision != "auto":
         return precision, "as set"
     if unit is not None:
@@ -109,22 +107,16 @@ def keep_float32() -> Iterator[None]:
     # Switches come after the switches that contain them.
     switches: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
     switches += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
-    before = [switch.fp32_precision for switch in switches]
-    convolutions: bool | None = None
-    products: str | None = None
-    with contextlib.suppress(RuntimeError):
-        convolutions = cudnn.allow_tf32
-    with contextlib.suppress(RuntimeError):
-        products = torch.get_float32_matmul_precision()
-    try:
+    # The stack restores the last one first.
+    with contextlib.ExitStack() as stack:
+        for switch in reversed(switches):
+            stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
+        with contextlib.suppress(RuntimeError):
+            stack.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+        with contextlib.suppress(RuntimeError):
+            products = torch.get_float32_matmul_precision()
+            stack.callback(torch.set_float32_matmul_precision, products)
         yield
-    finally:
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        if convolutions is not None:
-            cudnn.allow_tf32 = convolutions  # pyright: ignore[reportAttributeAccessIssue]
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
 
 
 def resolve_device(config: Config, gpus: tuple[int, ...], world: World) -> torch.device:
@@ -137,12 +129,10 @@ def resolve_device(config: Config, gpus: tuple[int, ...], world: World) -> torch
         return torch.device("cpu")
     number = gpus[world.local_rank]
     if torch.cuda.device_count() <= number:
-        problem = (
-            f"torch {torch.__version__} finds {torch.cuda.device_count()} GPUs (no CUDA in it, "
-            "or an old driver?)"
-        )
         raise RuntimeError(
-            f"trainer.devices={config.trainer.devices}: {problem}: strategy=cpu needs none."
+            f"trainer.devices={config.trainer.devices}: torch {torch.__version__} finds "
+            f"{torch.cuda.device_count()} GPUs (no CUDA in it, or an old driver?): "
+            "strategy=cpu needs none."
         )
     torch.cuda.set_device(number)
     return torch.device("cuda", number)

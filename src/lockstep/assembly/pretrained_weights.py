@@ -60,11 +60,7 @@ def download(session: Session) -> None:
     # The random state is restored, so that the network of the training draws the same numbers as
     # without a download.
     with torch.random.fork_rng(devices=[]):
-        together(
-            lambda: (
-                session.rank == 0 and fetch_weights(session.config, in_channels=3, num_classes=1000)
-            )
-        )
+        together(lambda: session.rank == 0 and fetch_weights(session.config, 3, 1000))
 
 
 def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
@@ -72,20 +68,18 @@ def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:
         with torch.random.fork_rng(devices=[]):
             return load()
     except Exception as error:  # A library or custom code can raise any error.
-        reason = f"{type(error).__name__}: {one_line(error)}"
         raise ValueError(
-            f"model.{_setting(config)}: cannot load the weights ({reason}): "
-            "run `lockstep data fetch` where there is a network, or set model.pretrained=FILE"
+            f"model.{_setting(config)}: cannot load the weights ({type(error).__name__}: "
+            f"{one_line(error)}): run `lockstep data fetch` where there is a network, or set "
+            "model.pretrained=FILE"
         ) from error
 
 
 def _setting(config: Config) -> str:
     pretrained = config.model.arguments().get("pretrained")
-    return (
-        f"_target_={config.model.target}"
-        if pretrained is None
-        else f"pretrained={literal(pretrained)}"
-    )
+    if pretrained is None:
+        return f"_target_={config.model.target}"
+    return f"pretrained={literal(pretrained)}"
 
 
 def _preprocessing(config: Config) -> str | None:

@@ -75,10 +75,8 @@ def connect_ranks(config: Config, workers: Workers, world: World, folder: RunFol
             raise
         message = (
             f"rank {world.rank} of {world.world_size} on {socket.gethostname()} timed out waiting "
-            "for the others "
-            f"(strategy.timeout_s={config.strategy.timeout_s}): not all of them started, "
-            "or they cannot reach each "
-            f"other. See their output.\n{error}"
+            f"for the others (strategy.timeout_s={config.strategy.timeout_s}): not all of them "
+            f"started, or they cannot reach each other. See their output.\n{error}"
         )
         if folder is not None:
             folder.record_failure(message + "\n")
@@ -185,12 +183,11 @@ def _choose_network(config: Config, world: World) -> None:
     interface_name = config.strategy.interface
     interfaces = [interface for _, interface in socket.if_nameindex()]
     if interface_name is not None and interface_name not in interfaces:
-        problem = f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}"
         raise ConfigError(
             Error(
                 "machine",
                 f"strategy.interface={interface_name}",
-                problem,
+                f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}",
                 "use one of these, or null",
             )
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep.config.errors import Error, file_error
 from lockstep.runs.naming import display_path
+from lockstep.system.text import size_text
 
 # Missing memory is reported by torch.OutOfMemoryError, or by errors that contain these texts.
 OF_MEMORY = (
@@ -18,11 +19,9 @@ OF_MEMORY = (
 )
 # Errors with these texts report missing shared memory.
 OF_SHARED_MEMORY = (
-    *(
-        "unable to allocate shared memory",
-        "unable to resize file </torch_",
-        "unable to write to file </torch_",
-    ),
+    "unable to allocate shared memory",
+    "unable to resize file </torch_",
+    "unable to write to file </torch_",
     "out of shared memory",
 )
 # This is the readable part of an allocator's message.
@@ -113,12 +112,12 @@ def _disk_error(error: OSError, folder: Path) -> str | None:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         disk = _nearest_existing(path or folder)
-        free_space = f"{disk} has {shutil.disk_usage(disk).free / 2**20:,.1f} MiB free"
-        message = (
-            f"the disk is full: {'a file' if path is None else display_path(path)} cannot be "
-            f"written, {free_space}"
+        name = "a file" if path is None else display_path(path)
+        return (
+            f"the disk is full: {name} cannot be written, {disk} has "
+            f"{size_text(shutil.disk_usage(disk).free)} free. Free some space and resume: "
+            "earlier files are intact"
         )
-        return f"{message}. Free some space and resume: earlier files are intact"
     if path is None or not path.is_relative_to(folder):
         return None
     if not folder.is_dir():

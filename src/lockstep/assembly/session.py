@@ -5,6 +5,7 @@ It is used for training, evaluation and prediction.
 
 import contextlib
 import sys
+from bdb import BdbQuit
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -20,18 +21,26 @@ from lockstep.assembly import checkpoints
 from lockstep.assembly.agreement import agree, together
 from lockstep.assembly.checkpoints import Chosen
 from lockstep.assembly.precision import resolve_device, resolve_precision, set_tf32
+from lockstep.assembly.refusals import explain_error
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, Refused
 from lockstep.config.schema.configuration import Config
 from lockstep.data.splits import ImageError
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
+from lockstep.models.step import NonFiniteGradient, NonFiniteLoss
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.tasks.scores import MetricError
 
 if TYPE_CHECKING:
     from lockstep.distributed.virtual_shards import VirtualShards
+
+ADVICE = (
+    "Lower optimizer.lr: divide it by 10 until the loss falls. "
+    "Then try trainer.gradient_clip_norm=1 and trainer.precision=float32. "
+    "If it is the first step, look for NaN in the images, the network and the task."
+)
 
 
 @dataclass(frozen=True)
@@ -122,9 +131,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
         except MetricError as error:
             raise ConfigError(Error("failed", "", str(error))) from error
         except Exception as error:
-            from lockstep.assembly.failures import explain
-
-            message = explain(error, folder, world)
+            message = _explain(error, folder, world)
             if message is not None:
                 raise Refused(message) from error
             raise
@@ -153,3 +160,21 @@ def agreed_checkpoint(session: Session, requested_path: Path) -> Chosen:
     if checkpoint.note and session.rank == 0:
         print(checkpoint.note, file=sys.stderr, flush=True)
     return checkpoint
+
+
+def _explain(error: Exception, folder: RunFolder, world: World) -> str | None:
+    """Explain the error that ended a run, or return None for other errors.
+
+    It explains a bad loss, with its samples after a blank line. It also explains the end of a
+    debugger, and a lack of memory or disk space.
+    """
+    if isinstance(error, NonFiniteGradient):
+        return str(error)
+    if isinstance(error, NonFiniteLoss):
+        summary, samples = str(error).splitlines()
+        return f"{summary}\n{ADVICE}\n\n{samples}"
+    if isinstance(error.__cause__ or error, BdbQuit):
+        if world.world_size == 1:
+            return "the debugger was quit"
+        return "breakpoint() needs a run of one worker: set trainer.devices=1"
+    return explain_error(error, folder.path, f"rank {world.rank} of {world.world_size}")

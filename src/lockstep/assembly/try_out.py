@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.assembly.session import Session
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
+from lockstep.data.images.dataset_samples import shape_text
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
@@ -28,7 +29,14 @@ MAX_VALUES_SHOWN = 8  # values of a target
 STAGES = {"train": "train", "validate": "val", "test": "test"}
 # Augmentations that `moved_targets` can repeat on targets that lie in the image, and others.
 MOVING = ("crop_padding", "flip", "vertical_flip", "rotation")
-OTHERS = ("random_resized_crop.scale", "trivial", "rand_augment.num_ops", "mixup", "cutmix")
+OTHERS = (
+    "random_resized_crop.scale",
+    "trivial",
+    "rand_augment.num_ops",
+    "mixup",
+    "cutmix",
+    "custom.",
+)
 
 
 def try_out(session: Session, data: ImageData, module: Classifier) -> None:
@@ -38,6 +46,7 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
     fit.
     """
     config = session.config
+    network = f"model._target_={config.model.target}"
     size = 1 if data.batches("train").has_single_samples else NUM_SAMPLES
     module.to(session.device)
     with restore_module(module):
@@ -46,11 +55,7 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
         if session.shards is not None:
-            with _config_error(
-                module,
-                f"model._target_={config.model.target}",
-                "cannot be copied for virtual shards",
-            ):
+            with _config_error(module, network, "cannot be copied for virtual shards"):
                 copy.deepcopy(module.net)
         if session.world_size > 1 or session.shards is not None:
             _try_empty(config, module, data.example(0))
@@ -58,41 +63,35 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     """Raise ConfigError for an augmentation that the losses or the targets do not support."""
-    target = config.task.target
-    augmentations = config.augment.used
-    mixing_names = [name for name in augmentations if name in ("mixup", "cutmix")]
-    errors: list[Error] = []
-    if mixing_names and not task.takes_mixed:
-        errors.append(
-            Error(
-                "conflict",
-                f"augment.{mixing_names[0]}",
-                f"mixes two samples, and {target} has no loss of mixed ones",
-                "set it to 0",
-            )
-        )
-    # These targets lie in the image.
-    if batch.targets.dim() > 2 and batch.targets.shape[-2:] == batch.inputs.shape[-2:]:
-        can_move = type(task).moved_targets is not Task.moved_targets
-        others = [name for name in augmentations if name in OTHERS or name.startswith("custom.")]
-        for name in (
-            name for name in augmentations if name in others or (name in MOVING and not can_move)
-        ):
-            hint = (
-                "switch it off"
-                if name in others
-                else f"add moved_targets to {target}, or switch it off"
-            )
-            errors.append(
-                Error(
-                    "unsupported",
-                    f"augment.{name}",
-                    "would have to move the targets, too, which lie in the image",
-                    hint,
-                )
-            )
+    errors = [*_unsupported(config, task, batch)]
     if errors:
         raise ConfigError(*errors)
+
+
+def _unsupported(config: Config, task: Task, batch: Batch) -> Iterator[Error]:
+    target, names = config.task.target, [*config.augment.used]
+    mixing_names = [name for name in names if name in ("mixup", "cutmix")]
+    if mixing_names and not task.takes_mixed:
+        yield Error(
+            "conflict",
+            f"augment.{mixing_names[0]}",
+            f"mixes two samples, and {target} has no loss of mixed ones",
+            "set it to 0",
+        )
+    # Other targets do not lie in the image.
+    if batch.targets.dim() < 3 or batch.targets.shape[-2:] != batch.inputs.shape[-2:]:
+        return
+    hints = {name: "switch it off" for name in names if name.startswith(OTHERS)}
+    if type(task).moved_targets is Task.moved_targets:
+        hints |= dict.fromkeys(MOVING, f"add moved_targets to {target}, or switch it off")
+    for name in names:
+        if name in hints:
+            yield Error(
+                "unsupported",
+                f"augment.{name}",
+                "would have to move the targets, too, which lie in the image",
+                hints[name],
+            )
 
 
 def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs: Tensor) -> None:
@@ -144,17 +143,14 @@ def refuse_unfit(
     invalid_rows = (~is_valid).nonzero().flatten().tolist()
     if not invalid_rows:
         return
-    sample, dtype = targets[invalid_rows[0]], str(targets.dtype).removeprefix("torch.")
+    sample = targets[invalid_rows[0]]
+    count = f"{len(invalid_rows)} of {plural(len(targets), 'sample')}"
+    values = f"{sample.tolist()}"
     if sample.numel() > MAX_VALUES_SHOWN:
         values = f"values from {sample.min()} to {sample.max()}"
-    else:
-        values = f"{sample.tolist()}"
-    description = (
-        f"{values} in {sample_names[invalid_rows[0]]} "
-        f"({len(invalid_rows)} of {plural(len(targets), 'sample')})"
-    )
+    description = f"{values} in {sample_names[invalid_rows[0]]} ({count})"
     if len(invalid_rows) == len(targets):
-        description = f"{dtype} of shape {tuple(sample.shape)} for each sample, {description}"
+        description = f"{shape_text(sample)} for each sample, {description}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     raise ConfigError(
         Error(
@@ -182,10 +178,7 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
                 "return a tensor with a row for each",
             )
         )
-    shapes = (
-        f"outputs {tuple(outputs.shape)} and targets {batch.targets.dtype} "
-        f"{tuple(batch.targets.shape)}"
-    )
+    shapes = f"outputs {tuple(outputs.shape)} and targets {shape_text(batch.targets)}"
     with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
@@ -221,8 +214,7 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
     network = f"model._target_={config.model.target}"
-    advice = "(x.flatten(1), not x.view(len(x), -1))"
-    with _config_error(module, network, f"{problem} {advice}"):
+    with _config_error(module, network, f"{problem} (x.flatten(1), not x.view(len(x), -1))"):
         outputs = module(batch.inputs)
     with _config_error(module, f"task._target_={config.task.target}", problem):
         values, _ = checked_losses(module.task, outputs, batch)
