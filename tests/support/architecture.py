@@ -30,9 +30,10 @@ PROMISE = (
     *(
         "models.classifier",
         "models.counts",
+        "models.graphs",
+        "models.layout",
         "models.loss_scale",
         "models.parameter_groups",
-        "models.protocols",
     ),
     *("models.schedules", "models.step", "models.virtual", "models.weights_hash"),
     *("system.internals", "system.types", "system.signals", "system.tracebacks"),

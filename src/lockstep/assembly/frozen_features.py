@@ -34,8 +34,7 @@ from lockstep.data.module import ImageData
 from lockstep.data.splits import Pixels, makes_targets
 from lockstep.data.transfer.file_lock import Progress, wait_for_lock
 from lockstep.distributed import collectives
-from lockstep.distributed.broadcast import broadcast
-from lockstep.distributed.collectives import gather_objects
+from lockstep.distributed.collectives import broadcast, gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import TakesFeatures, head_inputs
 from lockstep.runs.files import atomic_file

@@ -28,7 +28,6 @@ from lockstep.models import layout
 from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recipe
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.pretrained_metadata import attach_ends, origin_of
-from lockstep.models.protocols import Layout
 from lockstep.models.schedules import Schedule
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import prepare_metric
@@ -273,7 +272,7 @@ def _grapher(session: Session) -> "type[GraphedModule] | None":
     return GraphedModule
 
 
-def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> Layout:
+def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> layout.Layout:
     """Choose the layout of the network, the same on every rank.
 
     DDP adds up gradients in the order in which they are laid out in memory.

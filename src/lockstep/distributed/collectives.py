@@ -10,7 +10,7 @@ ends both.
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -205,6 +205,15 @@ def add_up(values: Tensor) -> None:
         dist.all_reduce(values)
 
 
+def broadcast(values: Iterable[Tensor]) -> None:
+    """Replace `values` by those of rank 0, without shared memory. Every rank must call it."""
+    with torch.no_grad():
+        for value in values:
+            buffer = value.contiguous()
+            dist.broadcast(buffer, 0)
+            value.copy_(buffer)
+
+
 def sum_over_ranks(counts: Tensor) -> Tensor:
     """Return the sum of `counts` over all ranks. Every rank must call it.
 
@@ -283,6 +292,5 @@ class FlagChannel:
 
     def agree(self, flag: int) -> int:
         """Return the largest flag of any rank immediately, including a pending all-reduce."""
-        earlier = self.receive()
-        self.send(max(earlier, flag))
+        self.send(max(self.receive(), flag))
         return self.receive()

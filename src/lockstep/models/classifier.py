@@ -24,8 +24,9 @@ from lockstep.distributed.collectives import sum_over_ranks, world_size
 from lockstep.distributed.rng import ExactDropout, replace_dropout
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.counts import EpochCounts
+from lockstep.models.layout import CompiledNetwork, Layout
+from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
-from lockstep.models.protocols import Compiler, Graphed, Grapher, Layout
 from lockstep.models.schedules import Schedule, replay
 from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.models.virtual import VirtualParts
@@ -33,7 +34,7 @@ from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
 
 if TYPE_CHECKING:
-    from lockstep.models.loss_scale import LossScale
+    from lockstep.models.graphs import GraphedModule
 
 T = TypeVar("T")
 
@@ -76,16 +77,15 @@ class Execution:
     """The way in which the network is computed.
 
     `autocast` is the dtype of its computation, or None for the dtype of its weights. In float16,
-    the loss is scaled. `compiler` takes the network, its dropouts and its layout, and returns what
-    calls the network. `grapher` takes the module and its dropouts, and returns what replays
-    training passes. If these are None, calls are eager. `shards` are the virtual shards, each of
-    which computes its part of a batch.
+    the loss is scaled. `compiler` calls the network, and `grapher` replays its training passes. If
+    these are None, calls are eager. `shards` are the virtual shards, each of which computes its
+    part of a batch.
     """
 
     layout: Layout
     autocast: dtype | None = None
-    compiler: Compiler | None = None
-    grapher: Grapher | None = None
+    compiler: type[CompiledNetwork] | None = None
+    grapher: "type[GraphedModule] | None" = None
     shards: VirtualShards | None = None
 
 
@@ -117,11 +117,7 @@ class Classifier(L.LightningModule):
         self.image_format = image_format
         self.recipe = recipe
         self.autocast: dtype | None = execution.autocast
-        self.loss_scale: LossScale | None = None
-        if self.autocast == torch.float16:
-            from lockstep.models import loss_scale
-
-            self.loss_scale = loss_scale.LossScale()
+        self.loss_scale: LossScale | None = LossScale() if self.autocast == torch.float16 else None
         refuse_inexact_norms(net)
         self.dropouts: list[ExactDropout] = replace_dropout(net, recipe.seed)
         self._groups = ParameterGroups(net, task, recipe.rules)
@@ -139,7 +135,7 @@ class Classifier(L.LightningModule):
         )
         self._compiled = execution.compiler and execution.compiler(net, self.dropouts, self.layout)
         self.grapher = execution.grapher
-        self._graphed: Graphed | None = None
+        self._graphed: GraphedModule | None = None
         self.counts: EpochCounts = EpochCounts(task.scored)
         # This is the sum over this rank's samples of the global batch, if they have weights.
         self._weight_sum: Tensor | None = None
@@ -165,9 +161,8 @@ class Classifier(L.LightningModule):
             values = values.contiguous(memory_format=self.layout.memory_format)
         # Only the network runs in autocast, because the task must not change. The cache of autocast
         # is shared by all threads, so that a weight would be cast once or twice by chance.
-        is_cached = self.virtual is None
         cast = self.autocast and torch.autocast(
-            inputs.device.type, self.autocast, cache_enabled=is_cached
+            inputs.device.type, self.autocast, cache_enabled=self.virtual is None
         )
         with cast or nullcontext():
             outputs = self.net(values) if self._compiled is None else self._compiled(values)
@@ -217,13 +212,11 @@ class Classifier(L.LightningModule):
     def on_train_start(self) -> None:
         for module in [self] if self.virtual is None else self.virtual.modules:
             module.counts.to(self.device)
-        scale = self.loss_scale
+        scale, clip_norm = self.loss_scale, self.recipe.gradient_clip_norm
         if scale is not None:
             scale.to(self.device)
         make_step = OptimizerStep if self.virtual is None else self.virtual.optimizer_step
-        self._step = make_step(
-            self, self._groups, clip_norm=self.recipe.gradient_clip_norm, loss_scale=scale
-        )
+        self._step = make_step(self, self._groups, clip_norm=clip_norm, loss_scale=scale)
         if self.grapher is not None:
             self._graphed = self.grapher(
                 self, self.dropouts, accumulates=self.recipe.accumulate_grad_batches > 1
@@ -238,8 +231,8 @@ class Classifier(L.LightningModule):
 
         The last micro-batch is that of a global batch.
         """
-        assert self._step is not None
-        assert self._guard is not None
+        assert self._step
+        assert self._guard
         loss = self.scaled_loss(batch)
         step = self.global_step + 1
         self._guard.check(loss, batch, step)
@@ -296,8 +289,8 @@ class Classifier(L.LightningModule):
 
     def _global_weight(self) -> Tensor:
         """Return the sum of the weights of a global batch over all ranks."""
-        assert self._weight_sum is not None
         weight_sum, self._weight_sum = self._weight_sum, None
+        assert weight_sum is not None
         return sum_over_ranks(weight_sum)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -305,7 +298,7 @@ class Classifier(L.LightningModule):
 
         The hook of the module itself would run after the callbacks.
         """
-        return [_BatchEnd()]
+        return [self.training_log]
 
     def drop_graphs(self) -> None:
         """Free the memory of CUDA graphs after a fit, and end their use of NCCL.
@@ -327,7 +320,7 @@ class Classifier(L.LightningModule):
 
         It is the norm before clipping, and is equal on all ranks.
         """
-        return self._step.gradient_norm if self._step is not None else None
+        return self._step and self._step.gradient_norm
 
     def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
         return self._each(lambda module: module.counts.global_sums(is_end=is_end))[0]
@@ -337,7 +330,7 @@ class Classifier(L.LightningModule):
 
         It is called only after the loss of the step is known to be finite.
         """
-        assert self._guard is not None
+        assert self._guard
         self._guard.defer(step, values, use)
 
     def wait(self) -> None:
@@ -354,37 +347,43 @@ class Classifier(L.LightningModule):
         )
 
     @override
+    def on_validation_epoch_start(self) -> None:
+        split = self._split
+        self._each(lambda module: module._scores(split).start(self.device))
+
+    @override
     def validation_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Count this rank's shard, and return its outputs for callbacks.
 
         Returns None for an empty shard.
         """
-        return self._evaluate("val", batch)
-
-    @override
-    def test_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Count this rank's shard of the test, as `validation_step` does."""
-        return self._evaluate("test", batch)
-
-    @override
-    def on_validation_epoch_start(self) -> None:
-        self._each(lambda module: module._scores("val").start(self.device))
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        self._each(lambda module: module._scores("test").start(self.device))
+        split = self._split
+        if self.virtual is None:
+            return self._evaluate_shard(split, batch)
+        outputs = self.virtual.each_part(
+            lambda module, shard_batch: module._evaluate_shard(split, shard_batch), batch
+        )
+        with_samples = [rows for rows in outputs if rows is not None]
+        return torch.cat(with_samples) if with_samples else None
 
     @override
     def on_validation_epoch_end(self) -> None:
-        self._publish_scores("val", self.trainer.val_dataloaders)
-        if self._step is not None and self.trainer.state.fn == TrainerFn.FITTING:
-            self._step.step_plateau(
-                self.recipe.scheduler.monitor, {**self.trainer.callback_metrics, **self.metrics}
-            )
+        """Publish loss and metrics of the complete split, as <split>/<name>."""
+        trainer, split = self.trainer, self._split
+        loader: Any = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
+        num_samples = loader.batch_sampler.num_epoch_samples
+        scores = self._each(lambda module: module._scores(split).compute(split, num_samples))[0]
+        self.metrics.update(scores)
+        self.log_dict(scores, logger=False)
+        self.training_log.send(scores)
+        if self._step is not None and trainer.state.fn == TrainerFn.FITTING:
+            metrics = {**trainer.callback_metrics, **self.metrics}
+            self._step.step_plateau(self.recipe.scheduler.monitor, metrics)
 
-    @override
-    def on_test_epoch_end(self) -> None:
-        self._publish_scores("test", self.trainer.test_dataloaders)
+    # A test does the same with scores of its own.
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -429,28 +428,20 @@ class Classifier(L.LightningModule):
             self._loaded_counts = checkpoint["train_counts"]
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(checkpoint["loss_scale"])
-        for slot in (
-            slots
-            for optimizer_state in checkpoint.get("optimizer_states", ())
-            for slots in optimizer_state["state"].values()
-        ):
-            for name, value in slot.items():
-                if isinstance(value, Tensor) and value.dim() == 4:
-                    slot[name] = value.contiguous(memory_format=self.layout.memory_format)
+        for optimizer_state in checkpoint.get("optimizer_states", ()):
+            for slot in optimizer_state["state"].values():
+                for name, value in slot.items():
+                    if isinstance(value, Tensor) and value.dim() == 4:
+                        slot[name] = value.contiguous(memory_format=self.layout.memory_format)
         if (
             checkpoint.get("total_steps") != self.recipe.total_steps
             and self.trainer.state.fn == TrainerFn.FITTING
         ):
             replay(checkpoint, *self._optimizer_and_schedule())
 
-    def _evaluate(self, split: str, batch: Batch) -> Tensor | None:
-        if self.virtual is None:
-            return self._evaluate_shard(split, batch)
-        outputs = self.virtual.each_part(
-            lambda module, shard_batch: module._evaluate_shard(split, shard_batch), batch
-        )
-        with_samples = [rows for rows in outputs if rows is not None]
-        return torch.cat(with_samples) if with_samples else None
+    @property
+    def _split(self) -> str:
+        return "test" if self.trainer.testing else "val"
 
     def _evaluate_shard(self, split: str, batch: Batch) -> Tensor | None:
         if not len(batch.indices):
@@ -464,16 +455,8 @@ class Classifier(L.LightningModule):
         assert isinstance(scores, Scores)
         return scores
 
-    def _publish_scores(self, split: str, loader: Any) -> None:
-        """Publish loss and metrics of the complete split, as <split>/<name>."""
-        num_samples = loader.batch_sampler.num_epoch_samples
-        scores = self._each(lambda module: module._scores(split).compute(split, num_samples))[0]
-        self.training_log.metrics.update(scores)
-        self.log_dict(scores, logger=False)
-        self.training_log.send(scores)
 
-
-class TrainingLog:
+class TrainingLog(Callback):
     """Sends the global means of a training to the loggers.
 
     `metrics` has the newest value of each metric.
@@ -483,58 +466,7 @@ class TrainingLog:
         self._module = module
         self.metrics: dict[str, float] = {}
 
-    def end_batch(self, batch_idx: int) -> None:
-        """Log the means over all samples since the last logging step.
-
-        After the last batch, the means of the epoch are logged. On a GPU, the values of a step
-        reach the host, and so the loggers, some steps later.
-        """
-        module, recipe = self._module, self._module.recipe
-        is_last_batch = module.trainer.is_last_batch
-        is_step_end = (batch_idx + 1) % recipe.accumulate_grad_batches == 0
-        is_logging_step = is_step_end and module.global_step % recipe.log_every_n_steps == 0
-        if not is_logging_step and not is_last_batch:
-            return
-        since, epoch = module.epoch_sums(is_end=is_last_batch)
-        if is_logging_step:
-            assert module.gradient_norm is not None
-            values = torch.cat([since, module.gradient_norm.detach().to(since)[None]])
-            rate = module.trainer.optimizers[0].param_groups[0]["lr"]
-            module.defer(
-                module.global_step,
-                values,
-                functools.partial(self._log_step, module.global_step, rate),
-            )
-        if is_last_batch:
-            module.wait()
-            for name in [name for name in self.metrics if name.startswith("val/")]:
-                # The value is that of an earlier epoch, and this one may have no validation.
-                del self.metrics[name]
-            means = {
-                f"train/{name}": value
-                for name, value in module.counts.means(epoch.tolist()).items()
-            }
-            self.metrics.update(means)
-            self.send(means)
-
-    def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
-        """Log the means since the last logging step, and the gradient norm of this step."""
-        *sums, gradient_norm = values
-        means = {
-            f"train_step/{name}": value for name, value in self._module.counts.means(sums).items()
-        }
-        step_values = {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
-        loss_scale = self._module.loss_scale
-        scale = {} if loss_scale is None else {"loss_scale": loss_scale.value}
-        self.send(means | step_values | scale, step)
-
-    def send(self, values: dict[str, float], step: int | None = None) -> None:
-        """Send values to all loggers, at this optimizer step or an earlier `step`."""
-        for logger in self._module.trainer.loggers:
-            logger.log_metrics(values, self._module.global_step if step is None else step)
-
-
-class _BatchEnd(Callback):
+    @override
     def on_train_batch_end(
         self,
         trainer: L.Trainer,
@@ -543,5 +475,41 @@ class _BatchEnd(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        assert isinstance(pl_module, Classifier)
-        pl_module.training_log.end_batch(batch_idx)
+        """Log the means over all samples since the last logging step.
+
+        After the last batch, the means of the epoch are logged. On a GPU, the values of a step
+        reach the host, and so the loggers, some steps later.
+        """
+        module, recipe, step = self._module, self._module.recipe, self._module.global_step
+        is_step_end = (batch_idx + 1) % recipe.accumulate_grad_batches == 0
+        is_logging_step = is_step_end and step % recipe.log_every_n_steps == 0
+        if not is_logging_step and not trainer.is_last_batch:
+            return
+        since, epoch = module.epoch_sums(is_end=trainer.is_last_batch)
+        if is_logging_step:
+            assert module.gradient_norm is not None
+            values = torch.cat([since, module.gradient_norm.detach().to(since)[None]])
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            module.defer(step, values, functools.partial(self._log_step, step, rate))
+        if trainer.is_last_batch:
+            module.wait()
+            for name in [name for name in self.metrics if name.startswith("val/")]:
+                # The value is that of an earlier epoch, and this one may have no validation.
+                del self.metrics[name]
+            means = module.counts.means("train", epoch.tolist())
+            self.metrics |= means
+            self.send(means)
+
+    def _log_step(self, step: int, learning_rate: float, values: list[float]) -> None:
+        """Log the means since the last logging step, and the gradient norm of this step."""
+        *sums, gradient_norm = values
+        step_values = self._module.counts.means("train_step", sums)
+        step_values |= {"learning_rate": learning_rate, "gradient_norm": gradient_norm}
+        if self._module.loss_scale is not None:
+            step_values["loss_scale"] = self._module.loss_scale.value
+        self.send(step_values, step)
+
+    def send(self, values: dict[str, float], step: int | None = None) -> None:
+        """Send values to all loggers, at this optimizer step or an earlier `step`."""
+        for logger in self._module.trainer.loggers:
+            logger.log_metrics(values, self._module.global_step if step is None else step)

@@ -74,14 +74,10 @@ class EpochCounts:
             self.local_sums = rows.sum(0) if rank == 0 else torch.zeros_like(rows[0])
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
 
-    def means(self, sums: Sequence[float]) -> dict[str, float]:
+    def means(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
+        """Return the means of loss and scores by `<prefix>/<name>`, or NaN without samples."""
         loss_sum, weight_sum, num_samples, *score_sums = sums
-        scores = {
-            name: _ratio(total, num_samples)
-            for name, total in zip(self._scored, score_sums, strict=True)
-        }
-        return {"loss": _ratio(loss_sum, weight_sum), **scores}
-
-
-def _ratio(total: float, count: float) -> float:
-    return total / count if count else math.nan
+        means = {f"{prefix}/loss": loss_sum / weight_sum if weight_sum else math.nan}
+        for name, total in zip(self._scored, score_sums, strict=True):
+            means[f"{prefix}/{name}"] = total / num_samples if num_samples else math.nan
+        return means

@@ -8,16 +8,27 @@ The process dies, or with several threads the gradient is silently wrong (docs/i
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.distributed import collectives
 from lockstep.distributed.rng import ExactDropout
-from lockstep.models.protocols import Layout
 
 # The kernel writes as many channels as a vector register has float32 numbers.
 AVX2_NUMBERS, AVX512_NUMBERS = 8, 16
+
+
+class Layout(NamedTuple):
+    """The memory format of a network and its images, and the reason for it."""
+
+    memory_format: torch.memory_format
+    reason: str
+
+    @property
+    def name(self) -> str:
+        return "channels_last" if self.memory_format == torch.channels_last else "contiguous"
 
 
 def choose_layout(memory_format: str, faulty_layer: str | None) -> Layout:

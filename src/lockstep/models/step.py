@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -18,11 +18,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import FailedElsewhere, gather_objects, is_distributed
 from lockstep.distributed.partition import Shard
+from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups
 from lockstep.system import internals
-
-if TYPE_CHECKING:
-    from lockstep.models.loss_scale import LossScale
 
 MAX_PENDING_STEPS = 8  # steps that the host may be ahead of the device
 # Below this scale, float16 represents even fewer small gradients than without a scale.
@@ -43,7 +41,7 @@ class OptimizerStep:
         groups: ParameterGroups,
         *,
         clip_norm: float | None,
-        loss_scale: "LossScale | None" = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         trainer = module.trainer
         self._groups = groups
@@ -241,7 +239,7 @@ class LossGuard:
         *,
         rank: int,
         is_deferred: bool | None = None,
-        loss_scale: "LossScale | None" = None,
+        loss_scale: LossScale | None = None,
     ) -> None:
         self._can_skip = internals.can_skip_update(optimizer)
         self._is_deferred = (

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.batch_norm import ExactBatchNorm
-from lockstep.distributed.broadcast import broadcast
+from lockstep.distributed.collectives import broadcast
 from lockstep.distributed.virtual_shards import VirtualShards
 from lockstep.models.step import OptimizerStep
 
@@ -50,9 +50,8 @@ class VirtualParts(Generic[Module]):
         self._copy()
 
     def _copy(self) -> None:
-        """Make the module of each virtual shard."""
         self.modules = [self._module]
-        for _ in range(1, self.shards.num_parts):
+        while len(self.modules) < self.shards.num_parts:
             self.modules.append(self._make_copy())
 
     def each(self, work: Callable[[Module], T]) -> list[T]:
@@ -84,10 +83,8 @@ class VirtualParts(Generic[Module]):
         # They are freed only here, as in `OptimizerStep.backward`, because freeing them before the
         # forward pass would fragment memory.
         if self._is_joined:
-            for parameter in (
-                parameter for module in self.modules[1:] for parameter in module.parameters()
-            ):
-                parameter.grad = None
+            for module in self.modules[1:]:
+                module.zero_grad()
         self._is_joined = False
         self.shards.run(lambda shard: losses[shard].backward(gradient))
 
