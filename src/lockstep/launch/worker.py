@@ -44,7 +44,7 @@ def train(
 
 
 def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
-    from lockstep.training.late_test import test
+    from lockstep.training.train import test
 
     return test(folder, world, flag)
 

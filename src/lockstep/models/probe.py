@@ -183,18 +183,16 @@ class Probe(Classifier):
 
         Every rank must call it.
         """
-        assert self._step is not None
-        assert self._guard is not None
+        assert self._step
+        assert self._guard
         newton: Any = self.trainer.optimizers[0]
         l2 = newton.l2_of(batch.shard.epoch)
         self._step.gradient_norm, is_converged = fit_head(self._head, self.task, batch, newton, l2)
         if not is_converged and not self._has_warned and self.global_rank == 0:
             self._has_warned = True
-            message = (
-                f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations"
-            )
             print(
-                f"{message} or optimizer.tolerance, or train fewer epochs.",
+                f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations "
+                "or optimizer.tolerance, or train fewer epochs.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -242,14 +240,3 @@ def fit_head(
     head.weight.copy_(weight)
     head.bias.copy_(solution[:, -1] - weight @ mean)
     return norm, is_converged
-
-
-def l2_value(arguments: dict[str, Any], module: Probe) -> float | str:
-    """Return the L2 value of the best epoch, or before the training a text with all values.
-
-    `arguments` are those of the optimizer.
-    """
-    if module.chosen_l2 is not None:
-        return module.chosen_l2
-    first_l2, factor = arguments["first_l2"], arguments["l2_factor"]
-    return f"{first_l2:g} in the first epoch, in each other one {factor:g} of that before"

@@ -32,33 +32,27 @@ def load_weights(
     or those of another network.
     """
     tensors, notes = _read(expand_path(path))
-    network_state, errors = net.state_dict(), list[Exception]()
+    network_state = net.state_dict()
     prefix = _common_prefix(network_state, tensors)
-    ways: dict[str, Callable[[State], State]] = {
-        f"names without {prefix}" if prefix else "": partial(_without, prefix),
-        "names converted by timm": convert,
-    }
-    for way, rename in ways.items():
+    state = without_prefix(prefix, tensors)
+    note = f"names without {prefix}" if prefix else ""
+    try:
+        weights = fit_weights(state, net, origin)
+    except ValueError as error:
         try:
-            state = rename(tensors)
+            state = convert(tensors)
             weights = fit_weights(state, net, origin)
-        except Exception as error:  # Libraries raise any exception for names they do not know.
-            errors.append(error)
-            continue
-        net.load_state_dict(weights, strict=False)
-        head = [name for name in network_state if name in state and name not in weights][:1]
-        classes = [
-            f" ({plural(len(state[name]), 'class', 'classes')}, here {len(network_state[name]):,})"
-            for name in head
-        ]
-        return "; ".join(
-            [
-                *describe(network_state, weights, state, "".join(classes)),
-                *notes,
-                *filter(None, [way]),
-            ]
-        )
-    raise errors[0]
+        except Exception:  # Libraries raise any exception for names they do not know.
+            raise error from None
+        note = "names converted by timm"
+    net.load_state_dict(weights, strict=False)
+    omitted = [name for name in network_state if name in state and name not in weights]
+    classes = ""
+    if omitted:
+        count = plural(len(state[omitted[0]]), "class", "classes")
+        classes = f" ({count}, here {len(network_state[omitted[0]]):,})"
+    lines = [*describe(network_state, weights, state, classes), *notes, note]
+    return "; ".join(filter(None, lines))
 
 
 def describe(network_state: State, weights: State, state: State, classes: str) -> list[str]:
@@ -95,17 +89,12 @@ def fit_weights(state: State, net: nn.Module, origin: Origin) -> dict[str, Tenso
     """
     network_state, weights, problems = net.state_dict(), {}, []
     for name, value in network_state.items():
-        layer, tensor = name.rpartition(".")[0], state.get(name)
-        if (
-            tensor is not None
-            and layer in origin.first
-            and name.endswith(".weight")
-            and tensor.ndim == 4
-        ):
+        (layer, _, kind), tensor = name.rpartition("."), state.get(name)
+        if tensor is not None and tensor.ndim == 4 and layer in origin.first and kind == "weight":
             tensor = adapt_channels(tensor, value.shape[1])
         if tensor is not None and tensor.shape == value.shape:
             weights[name] = tensor
-        elif layer not in origin.head and (tensor is not None or not name.endswith(COUNTER)):
+        elif layer not in origin.head and (tensor is not None or kind != COUNTER):
             shape = list(tensor.shape) if tensor is not None else "missing"
             problems.append(f"{name} is {shape}, expected {list(value.shape)}")
     problems += [
@@ -143,7 +132,7 @@ def _common_prefix(network_state: State, state: State) -> str:
     return max(prefixes, key=prefixes.__getitem__, default="")
 
 
-def _without(prefix: str, state: State) -> State:
+def without_prefix(prefix: str, state: State) -> dict[str, Tensor]:
     """Return the tensors whose names have the prefix, and remove it from their names."""
     return {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)

@@ -3,7 +3,9 @@
 `lockstep verify` compares the traces.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -57,19 +59,17 @@ def verify(
     config = config_file.load(folder.config)
     with open_session(folder, config, world) as session:
         session, data, module, first_callbacks = prepare_training(session, is_new=not part)
-        sections = [section for section in config.callbacks.values() if section is not None]
-        callbacks = [
-            build.build(s) for s in sections if s.target not in (CHECKPOINT, *FREE_CALLBACKS)
-        ]
+        callbacks = first_callbacks
+        for section in config.callbacks.values():
+            if section is not None and section.target not in (CHECKPOINT, *FREE_CALLBACKS):
+                callback = build.build(section)
+                if not isinstance(callback, ModelCheckpoint):
+                    callbacks.append(callback)
         trace = Trace(folder, stop_after)
         trainer = run_parts.lightning_trainer(
             session,
             module,
-            callbacks=[
-                *first_callbacks,
-                *(callback for callback in callbacks if not isinstance(callback, ModelCheckpoint)),
-                trace,
-            ],
+            callbacks=[*callbacks, trace],
             logger=False,
             enable_checkpointing=False,
             max_epochs=config.trainer.max_epochs,
@@ -93,13 +93,9 @@ def verify(
 
 
 def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str, float]) -> None:
-    parameters = {name for name, _ in module.named_parameters()}
-    tensors = {name: value.double().cpu() for name, value in module.state_dict().items()}
-    state = {
-        "weights": {name: value for name, value in tensors.items() if name in parameters},
-        "statistics": {name: value for name, value in tensors.items() if name not in parameters},
-        "metrics": metrics,
-    }
+    statistics = {name: value.double().cpu() for name, value in module.state_dict().items()}
+    weights = {name: statistics.pop(name) for name, _ in module.named_parameters()}
+    state = {"weights": weights, "statistics": statistics, "metrics": metrics}
     torch.save(state, folder.path / STATE_FILE)
 
 
@@ -127,60 +123,51 @@ class Trace(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         internals.silence_broadcast(trainer)
-        num_steps = -(-int(trainer.num_training_batches) // micro_batches(pl_module)) * (
-            trainer.max_epochs or 1
-        )
+        num_steps = math.ceil(trainer.num_training_batches / micro_batches(pl_module))
+        num_steps *= trainer.max_epochs or 1
         if self._stop_after is not None and num_steps <= self._stop_after:
-            problem = (
-                f"stops a training after step {self._stop_after}, and this one has {num_steps}"
-            )
             raise ConfigError(
                 Error(
                     "range",
                     "lockstep verify",
-                    problem,
+                    f"stops a training after step {self._stop_after}, and this one has {num_steps}",
                     "use more images, or a smaller global_batch_size",
                 )
             )
         for shard, module in enumerate(_shard_modules(pl_module)):
-            for name, layer in layers(
-                *((module.net, "net") if isinstance(module, Classifier) else (module, ""))
-            ):
-                self._hooks.append(layer.register_forward_hook(self._hook(name, shard)))
+            net, prefix = module, ""
             if isinstance(module, Classifier):
-                self._record_losses(module.task, shard)
+                net, prefix = module.net, "net"
+                module.task.losses = partial(
+                    self._record_losses, shard, module.task, module.task.losses
+                )
+            for name, layer in layers(net, prefix):
+                record = partial(self._record_output, shard, name)
+                self._hooks.append(layer.register_forward_hook(record))
 
-    def _record_losses(self, task: Task, shard: int) -> None:
-        losses = task.losses
+    def _record_losses(
+        self, shard: int, task: Task, losses: Callable[..., Any], outputs: Tensor, batch: Batch
+    ) -> Any:
+        result = losses(outputs, batch)
+        if task.training:
+            self._record(shard, LOSSES, result[0] if isinstance(result, tuple) else result)
+        return result
 
-        def record_losses(outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-            result = losses(outputs, batch)
-            if task.training:
-                self._record(LOSSES, result[0] if isinstance(result, tuple) else result, shard)
-            return result
+    def _record_output(
+        self, shard: int, name: str, layer: nn.Module, inputs: Any, output: Any
+    ) -> None:
+        if layer.training and isinstance(output, Tensor):
+            self._record(shard, name, output)
 
-        task.losses = record_losses
-
-    def _hook(self, layer_name: str, shard: int) -> Callable[[nn.Module, Any, Any], None]:
-        def record(layer: nn.Module, inputs: Any, output: Any) -> None:
-            if layer.training and isinstance(output, Tensor):
-                self._record(layer_name, output, shard)
-
-        return record
-
-    def _record(self, name: str, values: Tensor, shard: int) -> None:
+    def _record(self, shard: int, name: str, values: Tensor) -> None:
         """Record values with a row for each sample.
 
         A layer that is used again gets a number.
         """
         if values.dim() and len(values) == self._sizes[shard]:
-            number = sum(
-                recorded_name.partition(", call ")[0] == name
-                for recorded_name in self._values[shard]
-            )
-            self._values[shard][f"{name}, call {number + 1}" if number else name] = rows(
-                values.detach()
-            )
+            recorded = self._values[shard]
+            number = sum(other_name.partition(", call ")[0] == name for other_name in recorded)
+            recorded[f"{name}, call {number + 1}" if number else name] = rows(values.detach())
 
     @override
     def on_train_batch_start(
@@ -193,7 +180,7 @@ class Trace(L.Callback):
         self._sizes = [len(shard_batch.indices) for shard_batch in shard_batches]
         self._is_step = False
         for shard, shard_batch in enumerate(shard_batches):
-            self._record(INPUTS, shard_batch.inputs, shard)  # These inputs are augmented.
+            self._record(shard, INPUTS, shard_batch.inputs)  # These inputs are augmented.
 
     @override
     def on_before_optimizer_step(
@@ -217,33 +204,28 @@ class Trace(L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self._is_step:
-            state = {
-                name: value
-                for name, value in pl_module.state_dict().items()
-                if value.is_floating_point()
-            }
-            self._sums |= {
-                f"{name} after the step": rows(value.flatten()[None])[0]
-                for name, value in state.items()
-            }
-        entry = {"epoch": batch.shard.epoch, "micro_step": batch.shard.micro_step}
-        entry["step"] = steps_done(trainer, pl_module)
-        names = max(self._values, key=len)
+        for name, value in pl_module.state_dict().items() if self._is_step else ():
+            if value.is_floating_point():
+                self._sums[f"{name} after the step"] = rows(value.flatten()[None])[0]
         values = {
-            name: torch.cat([of[name] for of in self._values if name in of]) for name in names
+            name: torch.cat([of[name] for of in self._values if name in of])
+            for name in max(self._values, key=len)
         }
         self.steps.append(
-            entry | {"samples": batch.indices.cpu(), "values": values, "sums": self._sums}
+            {
+                "epoch": batch.shard.epoch,
+                "micro_step": batch.shard.micro_step,
+                "step": steps_done(trainer, pl_module),
+                "samples": batch.indices.cpu(),
+                "values": values,
+                "sums": self._sums,
+            }
         )
         if not trainer.is_last_batch:
-            self._save_and_stop(trainer, pl_module)
+            self.on_train_epoch_end(trainer, pl_module)
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._save_and_stop(trainer, pl_module)
-
-    def _save_and_stop(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the training after its step, or after the epoch that this step ends.
 
         StopTogether does the same.

@@ -13,7 +13,7 @@ from lockstep.config.errors import ConfigError, Error
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import repeat_channels
 from lockstep.models.pretrained_metadata import attach_ends
-from lockstep.models.weight_files import State, describe, fit_weights
+from lockstep.models.weight_files import State, describe, fit_weights, without_prefix
 from lockstep.runs.naming import display_path
 from lockstep.system.terminal import print_line, terminal
 
@@ -37,9 +37,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     is_same = classes == images.class_names
     net, prefix = (module.net, "net.") if isinstance(module, Classifier) else (module, "")
     origin = attach_ends(net, len(images.class_names))
-    tensors = {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
+    tensors = without_prefix(prefix, state)
     if not tensors:
         raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
     if not is_same:
@@ -49,9 +47,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
             if name.rpartition(".")[0] not in origin.head
         }
     try:
-        weights = {
-            f"{prefix}{name}": value for name, value in fit_weights(tensors, net, origin).items()
-        }
+        net_weights = fit_weights(tensors, net, origin)
     except ValueError as error:
         raise ConfigError(
             Error(
@@ -61,35 +57,29 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
                 "choose model=... of that run, or remove init_from",
             )
         ) from error
+    weights = {f"{prefix}{name}": value for name, value in net_weights.items()}
     module_state = module.state_dict()
     if isinstance(module, Classifier):
-        task = {
-            name: value
-            for name, value in state.items()
-            if name.startswith("task.") and name in module_state
-        }
-        weights |= {
-            name: value
-            for name, value in task.items()
-            if is_same and value.shape == module_state[name].shape
-        }
+        names = [name for name in module_state if name.startswith("task.") and name in state]
+        if is_same:
+            weights |= {
+                name: state[name] for name in names if state[name].shape == module_state[name].shape
+            }
         if "mean" in state:  # The checkpoint of a custom module does not have it.
             weights |= _normalize(module, state)
     module.load_state_dict(weights, strict=False)
     if session.rank == 0 and not session.config.silent:
-        counts = len(classes) or "unknown", len(images.class_names)
-        of_others = (
-            "other names or another order" if counts[0] == counts[1] else f"here {counts[1]}"
-        )
-        descriptions = describe(
-            module_state, weights, state, "" if is_same else f" ({counts[0]} classes, {of_others})"
-        )
+        num_before, num_classes = len(classes) or "unknown", len(images.class_names)
+        is_renamed = num_before == num_classes
+        others = "other names or another order" if is_renamed else f"here {num_classes}"
+        change = "" if is_same else f" ({num_before} classes, {others})"
+        descriptions = describe(module_state, weights, state, change)
         if len(descriptions) > 1:
             print_line(terminal(), f"{setting}: {'; '.join(descriptions)}")
         if not (is_same or origin.head):
             print_line(
                 terminal(),
-                f"{setting}: of other classes, but no layer has {counts[1]} outputs, "
+                f"{setting}: of other classes, but no layer has {num_classes} outputs, "
                 "so all of it is taken",
             )
 
@@ -115,12 +105,10 @@ def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:
 
     Returns the buffers for the channels of the module.
     """
-    shape = module.mean.shape
-    values = {
-        name: repeat_channels(state[name].flatten().tolist(), shape[1]) for name in ("mean", "std")
-    }
-    of_pixels = {
-        name: tuple(value / 255 for value in channels) for name, channels in values.items()
-    }
-    module.image_format = module.image_format._replace(**of_pixels)
-    return {name: torch.tensor(channels).view(shape) for name, channels in values.items()}
+    shape, buffers = module.mean.shape, dict[str, Tensor]()
+    for name in ("mean", "std"):
+        channels = repeat_channels(state[name].flatten().tolist(), shape[1])
+        buffers[name] = torch.tensor(channels).view(shape)
+        fractions = tuple(value / 255 for value in channels)
+        module.image_format = module.image_format._replace(**{name: fractions})
+    return buffers

@@ -14,7 +14,7 @@ from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
 from lockstep.callbacks import best
 from lockstep.config import build
-from lockstep.config.checks import signatures
+from lockstep.config.checks import callback_rules, signatures
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
@@ -48,14 +48,10 @@ def built_callbacks(config: Config) -> list[Callback]:
 
 
 def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
-    lightnings = (
-        kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning.")
-    )
-    if (kind := next(lightnings, "Callback")) != "Callback":
-        from lockstep.config.checks import callback_rules
-
-        if kind in callback_rules.INSTEAD:
-            raise ConfigError(callback_rules.unfit_callback(key, target, kind))
+    bases = type(callback).__mro__
+    kinds = [base.__name__ for base in bases if base.__module__.startswith("lightning.")]
+    if kinds and kinds[0] in callback_rules.INSTEAD:
+        raise ConfigError(callback_rules.unfit_callback(key, target, kinds[0]))
 
 
 def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
@@ -74,11 +70,12 @@ def built_loggers(session: Session, purge_step: int) -> list[Logger]:
     `purge_step` on, because these steps are repeated. Raises ConfigError on all ranks if one cannot
     start.
     """
-    sections = {
-        name: section for name, section in session.config.logger.items() if section is not None
-    }
     return together(
-        lambda: [_logger(session, name, section, purge_step) for name, section in sections.items()]
+        lambda: [
+            _logger(session, name, section, purge_step)
+            for name, section in session.config.logger.items()
+            if section is not None
+        ]
     )
 
 

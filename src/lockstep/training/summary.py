@@ -1,6 +1,7 @@
 """The header of a run, printed before the first step, and its summary after the last one."""
 
 import math
+import statistics
 from typing import Any
 
 import lightning as L
@@ -54,21 +55,21 @@ def summarize(
 
     `used_s` are the seconds of training over all sessions of the run.
     """
-    monitor = checkpoint.monitor if checkpoint is not None else None
-    score = checkpoint.best_model_score if checkpoint is not None else None
+    metrics, times = metrics_of(trainer, module), record.epoch_times_s
+    monitor = checkpoint and checkpoint.monitor
+    score = checkpoint and checkpoint.best_model_score
     default, _ = metric_names.default(session.config)
-    value = float(score) if score is not None else metrics_of(trainer, module).get(default)
-    times = sorted(record.epoch_times_s)
+    value = metrics.get(default, math.nan) if score is None else score.item()
     groups = {split: subset.num_groups for split, subset in data.splits.by_name.items()}
     return {
-        **metrics_of_test(module, data, metrics_of(trainer, module)),
+        **metrics_of_test(module, data, metrics),
         "monitor": monitor or default,
-        "best": value if value is not None and math.isfinite(value) else None,
+        "best": value if math.isfinite(value) else None,
         "epochs": trainer.current_epoch,
         "steps": steps_done(trainer, module),
         **skipped_steps(module),
         "training_s": round(used_s, 3),
-        "epoch_s_median": round(times[len(times) // 2], 4) if times else None,
+        "epoch_s_median": round(statistics.median_high(times), 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
         "weights_sha256": record.facts["weights_sha256"],
@@ -89,15 +90,13 @@ def metrics_of_test(
 
     The values are None without a test.
     """
-    is_ours = isinstance(module, Classifier)
-    names = [f"test/{name}" for name in module.metric_names] if is_ours else []
-    values = {name: value for name, value in metrics.items() if name.startswith("test")}
-    num_images = data.batches("test").num_epoch_samples if values else None
-    placeholders: dict[str, float | None] = dict.fromkeys(names)
-    return {
-        name.replace("/", "_"): value
-        for name, value in {**placeholders, **values, "test_images": num_images}.items()
+    names = module.metric_names if isinstance(module, Classifier) else ()
+    placeholders: dict[str, float | None] = dict.fromkeys(f"test_{name}" for name in names)
+    tests = {
+        name.replace("/", "_"): value for name, value in metrics.items() if name.startswith("test")
     }
+    num_images = data.batches("test").num_epoch_samples if tests else None
+    return {**placeholders, **tests, "test_images": num_images}
 
 
 def device_name(session: Session) -> str:
@@ -126,25 +125,15 @@ def show_header(
     if config.data.validate_on_test:
         rows.append(("val", ON_TEST))
     rows.append(("groups", describe_groups(data.splits)))
-    images = None if is_resumed else data.splits
     if config.data.target in OF_FILES:
         from lockstep.assembly.listed_images import header_rows
 
-        rows += header_rows(config, images)
-    rows.append(
-        (
-            "similar",
-            describe_similar(
-                data.class_names, [subset.groups for subset in data.splits.by_name.values()]
-            ),
-        )
-    )
-    absent_classes = {split: data.splits.absent_classes(split) for split in ("val", "test")}
-    rows += [
-        (f"no {split}", f"image of {join_names(class_names)}")
-        for split, class_names in absent_classes.items()
-        if class_names
-    ]
+        rows += header_rows(config, None if is_resumed else data.splits)
+    groups = [subset.groups for subset in data.splits.by_name.values()]
+    rows.append(("similar", describe_similar(data.class_names, groups)))
+    for split in ("val", "test"):
+        if class_names := data.splits.absent_classes(split):
+            rows.append((f"no {split}", f"image of {join_names(class_names)}"))
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
     if session.device.type == "cpu" and session.num_local > 1 and num_cores() <= FEW_CORES:
@@ -161,31 +150,29 @@ def show_header(
     ]
     if isinstance(module, Classifier):
         rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
-        rows += (
-            [("steps", "replayed as CUDA graphs")]
-            if module.grapher and 0 not in session.worker_weights
-            else []
-        )
-    rows += _l2(config, module).items()
+        is_graphed = module.grapher and 0 not in session.worker_weights
+        rows.append(("steps", "replayed as CUDA graphs" if is_graphed else ""))
+    rows += [*_l2(config, module).items(), ("run folder", display_path(session.folder.path))]
     target = config.module.target if config.has_custom_module else config.model.target
     title = f"Lockstep: {target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-    show_table(
-        title + (", resumed" if is_resumed else ""),
-        [*rows, ("run folder", display_path(session.folder.path))],
-    )
+    show_table(f"{title}, resumed" if is_resumed else title, rows)
 
 
 def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
     """Return the L2 value of a linear probe by its name in a header and a summary.
 
-    The result is empty for other networks.
+    Before the training, it is a text with all values. The result is empty for other networks.
     """
     if not config.optimizer.is_newton:
         return {}
-    from lockstep.models.probe import Probe, l2_value
+    from lockstep.models.probe import Probe
 
     assert isinstance(module, Probe)
-    return {"l2": l2_value(config.optimizer.arguments(), module)}
+    if module.chosen_l2 is not None:
+        return {"l2": module.chosen_l2}
+    arguments = config.optimizer.arguments()
+    first_l2, factor = arguments["first_l2"], arguments["l2_factor"]
+    return {"l2": f"{first_l2:g} in the first epoch, in each other one {factor:g} of that before"}
 
 
 def _batch(session: Session, data: ImageData) -> str:
@@ -237,12 +224,9 @@ def _used_text(data: ImageData, split: str) -> str:
 
 
 def _classes(module: L.LightningModule, data: ImageData) -> str:
-    class_word = module.task.output_noun if isinstance(module, Classifier) else "classes"
-    return plural(
-        len(data.class_names),
-        "class" if class_word == "classes" else class_word.removesuffix("s"),
-        class_word,
-    )
+    many = module.task.output_noun if isinstance(module, Classifier) else "classes"
+    one = "class" if many == "classes" else many.removesuffix("s")
+    return plural(len(data.class_names), one, many)
 
 
 def show_summary(session: Session, summary: dict[str, Any]) -> None:
@@ -250,33 +234,22 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
     if session.config.silent:
         return
     folder, run, rows = session.folder, short_path(session.folder.path), list[tuple[str, str]]()
-    tests = {
-        key: value
-        for key, value in summary.items()
-        if key.startswith("test_") and key != "test_images"
-    }
-    for key, value in tests.items():
-        if value is not None:
-            size = "" if rows else f" on {plural(summary['test_images'], 'image')}"
+    num_tested = summary["test_images"]
+    for key, value in summary.items():
+        if key.startswith("test_") and key != "test_images" and value is not None:
+            size = "" if rows else f" on {plural(num_tested, 'image')}"
             rows.append((metric_name(key), f"{measure(value)}{size}"))
-    if (interval := summary.get("accuracy_interval")) is not None:
-        groups = (
-            f", resampling {plural(interval['num_groups'], 'group')}"
-            if "num_groups" in interval
-            else ""
-        )
-        rows.append(
-            (
-                "95 % interval",
-                f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy{groups}",
-            )
-        )
+    if interval := summary.get("accuracy_interval"):
+        bounds = f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy"
+        if "num_groups" in interval:
+            bounds += f", resampling {plural(interval['num_groups'], 'group')}"
+        rows.append(("95 % interval", bounds))
     if summary["best_checkpoint"]:
-        monitor = summary["monitor"]
-        value = summary["best"]
+        monitor, value = summary["monitor"], summary["best"]
         path = display_path(folder.best_checkpoint)
-        none = f"none: no epoch has a finite {monitor}, {path} is the last one"
-        text = none if value is None else f"{monitor} {measure(value)}, {path}"
+        text = f"none: no epoch has a finite {monitor}, {path} is the last one"
+        if value is not None:
+            text = f"{monitor} {measure(value)}, {path}"
         rows.append(("last" if session.config.data.validate_on_test else "best", text))
     if "l2" in summary:
         rows.append(("l2", f"{summary['l2']:g}"))
@@ -292,7 +265,7 @@ def show_summary(session: Session, summary: dict[str, Any]) -> None:
     is_usual = run != quote_path(folder.path)  # It lies below outputs/.
     rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
     is_ours = not session.config.has_custom_module
-    rows.append(("evaluate", f"lockstep eval {run}" if tests or is_ours else ""))
+    rows.append(("evaluate", f"lockstep eval {run}" if num_tested or is_ours else ""))
     rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
     show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
 

@@ -1,38 +1,48 @@
 """One training run, from its saved configuration to its summary.
 
-Every rank runs this from top to bottom.
+Every rank runs this from top to bottom. The best trial of a sweep is tested later, by `test`.
 """
 
 import dataclasses
 import gc
 import time
+from pathlib import Path
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lockstep.assembly import run_parts, try_out
 from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session, agreed_checkpoint, open_session
 from lockstep.callbacks.best import Relocation
 from lockstep.callbacks.console import Console
-from lockstep.callbacks.custom_module import steps_done
+from lockstep.callbacks.custom_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config.checks import metric_names, signatures
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
+from lockstep.config.saved_run import evaluation_precision
 from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
-from lockstep.inference.reliability import calibrate
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.inference.reliability import calibrate, report_test
+from lockstep.models.classifier import Classifier
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
-from lockstep.system import provenance
+from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
 from lockstep.system.signals import SignalFlag
 from lockstep.tasks.vectors import Regression
 from lockstep.training import observers
-from lockstep.training.late_test import run_test
-from lockstep.training.summary import facts, show_header, show_stopped, show_summary, summarize
+from lockstep.training.summary import (
+    facts,
+    metrics_of_test,
+    show_header,
+    show_stopped,
+    show_summary,
+    summarize,
+)
 
 
 def train(
@@ -57,7 +67,7 @@ def train(
             show_header(session, data, module, is_resumed=resumed_from.path is not None)
         callbacks = observers.built_callbacks(config)
         checkpoint = observers.prepared_checkpoint(callbacks, folder)
-        monitor = checkpoint.monitor if checkpoint else None
+        monitor = checkpoint and checkpoint.monitor
         profiler = observers.built_profiler(config, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
@@ -132,6 +142,68 @@ def train(
         return 0
 
 
+def run_test(
+    session: Session,
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    data: ImageData,
+    checkpoint: Path | None,
+) -> dict[str, Any]:
+    """Test a module, if it has a `test_step`. Every rank must call it.
+
+    The weights are those of `checkpoint`, if there is one. Returns the facts about its
+    probabilities for summary.json.
+    """
+    if not is_overridden("test_step", module):
+        return {}
+    trainer.test(module, data, ckpt_path=checkpoint, weights_only=True, verbose=False)
+    results = report_test(session, data, module)
+    if session.config.data.folds is not None:
+        from lockstep.inference.predict import write_fold
+
+        results |= write_fold(session, data, module)
+    return results
+
+
+def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
+    """Test a finished run that was trained without its test set, as `train` would have.
+
+    Returns the exit code.
+    """
+    config = config_file.load(folder.config)
+    trainer_section = config.trainer.model_copy(update={"precision": evaluation_precision(config)})
+    config = config.model_copy(update={"trainer": trainer_section})
+    with open_session(folder, config, world) as session:
+        steps = folder.read_summary()["steps"]
+        has_best = folder.best_checkpoint.exists()
+        checkpoint = agreed_checkpoint(
+            session, folder.best_checkpoint if has_best else folder.last_checkpoint
+        ).path
+        data = run_parts.image_data(session, folder)
+        module, first_callbacks = run_parts.build_module(session, run_parts.image_format(data))
+        callbacks = [
+            callback
+            for callback in observers.built_callbacks(config)
+            if not isinstance(callback, ModelCheckpoint)
+        ]
+        trainer = run_parts.lightning_trainer(
+            session,
+            module,
+            callbacks=[*first_callbacks, *callbacks],
+            logger=observers.built_loggers(session, steps + 1),
+            enable_checkpointing=False,
+        )
+        internals.set_global_step(trainer, steps)
+        results = run_test(session, trainer, module, data, checkpoint)
+        if session.rank == 0:
+            metrics = metrics_of(trainer, module)
+            folder.write_summary(
+                folder.read_summary() | metrics_of_test(module, data, metrics) | results
+            )
+            folder.update_status(metrics=folder.read_status().get("metrics", {}) | metrics)
+    return 0
+
+
 def prepare_training(
     session: Session, *, is_new: bool
 ) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
@@ -163,24 +235,15 @@ def prepare_training(
         try_out.try_out(session, data, module)
         if is_new and isinstance(module.task, Regression):
             module.task.standardize(data.sampled_targets())
-    if is_new:
-        _load_weights(session, module, image_format)
-    return session, data, module, first_callbacks
-
-
-def _load_weights(session: Session, module: L.LightningModule, image_format: ImageFormat) -> None:
-    """Load the initial weights of a new run, if its configuration names any.
-
-    Every rank must call it.
-    """
-    if session.config.init_from is not None:
+    if is_new and config.init_from is not None:
         from lockstep.training import initial_weights
 
         initial_weights.load(session, module, image_format)
-    elif isinstance(module, Classifier) and hasattr(module.net, "origin"):
+    elif is_new and isinstance(module, Classifier) and hasattr(module.net, "origin"):
         from lockstep.assembly import pretrained_weights
 
         pretrained_weights.load_pretrained(session, module.net)
+    return session, data, module, first_callbacks
 
 
 def _resolve_class_weights(session: Session, data: ImageData) -> Session:
