@@ -52,11 +52,12 @@ def _build_kernels() -> ModuleType | None:
     ) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            message = (
+            print(
                 "lockstep: batch norms use torch's slower kernels, because those of Triton cannot "
-                f"be built: {reason}"
+                f"be built: {reason}",
+                file=sys.stderr,
+                flush=True,
             )
-            print(message, file=sys.stderr, flush=True)
         return None
     return norm_kernels
 
@@ -105,9 +106,9 @@ def _gather_rows(x: Tensor, row: Tensor) -> Tensor:
     rows = all_gather(row)
     # No rank has more than one value in this case, so all ranks check.
     if x.numel() <= x.shape[1] and rows[:, -1].sum().item() == 1:
-        size = torch.Size([1, *x.shape[1:]])
         raise ValueError(
-            f"Expected more than 1 value per channel when training, got input size {size}"
+            "Expected more than 1 value per channel when training, got input size "
+            f"{torch.Size([1, *x.shape[1:]])}"
         )
     return rows
 
@@ -368,23 +369,25 @@ def refuse_inexact_norms(net: nn.Module) -> None:
     Statistics in training and in evaluation both count.
     """
     for name, module in net.named_modules():
-        layer = f"The layer {name!r} ({type(module).__name__})"
+        kind, problem = type(module), ""
         if isinstance(module, BatchNorm) and not module.track_running_stats:
-            problem = "has track_running_stats=False, so its evaluation depends on the workers"
-            raise ValueError(f"{layer} {problem}: use track_running_stats=True.")
-        if isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
             problem = (
-                "is a batch norm with a custom forward(), "
-                "whose statistics would be those of one worker"
+                "has track_running_stats=False, so its evaluation depends on the workers: "
+                "use track_running_stats=True"
             )
-            raise ValueError(f"{layer} {problem}: use torch's.")
-        if isinstance(module, InstanceNorm) and module.track_running_stats:
-            raise ValueError(
-                f"{layer} has running statistics of one worker: use track_running_stats=False, "
-                "or a batch norm."
+        elif isinstance(module, BatchNorm) and _exact_class(type(module)) is None:
+            problem = (
+                "is a batch norm with a custom forward(), whose statistics would be those of one "
+                "worker: use torch's"
             )
-        if type(module).__name__ in BY_BATCH:
-            raise ValueError(
-                f"{layer} normalizes by the batch of one worker: use a batch norm of torch, "
-                "or LayerNorm."
+        elif isinstance(module, InstanceNorm) and module.track_running_stats:
+            problem = (
+                "has running statistics of one worker: use track_running_stats=False, "
+                "or a batch norm"
             )
+        elif kind.__name__ in BY_BATCH:
+            problem = (
+                "normalizes by the batch of one worker: use a batch norm of torch, or LayerNorm"
+            )
+        if problem:
+            raise ValueError(f"The layer {name!r} ({kind.__name__}) {problem}.")

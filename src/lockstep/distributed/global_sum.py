@@ -23,8 +23,10 @@ def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
     Raises ValueError for any other number of rows.
     """
     if len(values) != len(batch.indices):
-        requirement = f"one row for each of {len(batch.indices)} samples"
-        raise ValueError(f"sum_over_global needs {requirement}, got {len(values)} rows")
+        raise ValueError(
+            f"sum_over_global needs one row for each of {len(batch.indices)} samples, "
+            f"got {len(values)} rows"
+        )
     total = values.sum(0, dtype=torch.promote_types(values.dtype, torch.float32))
     if not is_distributed():
         return total

@@ -187,12 +187,9 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
             exact_layer = _exact(module, (seed, "dropout", path))
             if exact_layer is None:
                 if _depends_on_the_rank(module):
-                    problem = (
-                        f"({type(module).__name__}) draws random numbers that depend on the rank"
-                    )
                     raise ValueError(
-                        f"The layer {path!r} {problem}: disable that, "
-                        "or use nn.Dropout or nn.Dropout2d."
+                        f"The layer {path!r} ({type(module).__name__}) draws random numbers that "
+                        "depend on the rank: disable that, or use nn.Dropout or nn.Dropout2d."
                     )
                 continue
             exact_layers[module] = exact_layer

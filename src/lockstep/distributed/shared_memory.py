@@ -291,6 +291,7 @@ class Neighbors:
             Channel(segment, offset, row_bytes, pids, self._pidfds, timeout.total_seconds(), spin_s)
             for offset, row_bytes in segment.channels
         )
+        self.row_bytes = self._tensors.row_bytes
 
     def leave(self) -> None:
         """Join no further collective. A rank that waits for this one fails immediately."""
@@ -298,10 +299,6 @@ class Neighbors:
         for descriptor in self._pidfds:
             with suppress(OSError):
                 os.close(descriptor)
-
-    @property
-    def row_bytes(self) -> int:
-        return self._tensors.row_bytes
 
     def fits(self, row: Tensor) -> bool:
         return row.numel() * row.element_size() <= self.row_bytes

@@ -10,7 +10,7 @@ from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
 from lockstep.system.types import Fraction, NonNegative
-from lockstep.tasks.task import SupervisedTask, all_or_none, every, mean_of_each
+from lockstep.tasks.task import SupervisedTask, every, mean_of_each
 
 
 class Classification(SupervisedTask):
@@ -59,17 +59,19 @@ class Classification(SupervisedTask):
     def fit_to(self, class_names: Sequence[str]) -> None:
         weights = self.class_weights
         if weights is not None and len(weights) != len(class_names):
-            counts = f"{len(weights)} numbers, the data {len(class_names)} classes"
-            raise ValueError(f"task.class_weights has {counts}: use one for each")
+            raise ValueError(
+                f"task.class_weights has {len(weights)} numbers, the data {len(class_names)} "
+                "classes: use one for each"
+            )
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
         is_alike = targets.shape[1:] == outputs.shape[2:]
         # A custom loss may ignore some class numbers.
         if not is_alike or self._has_custom_loss:
-            return all_or_none(is_alike, targets)
+            return torch.full((len(targets),), is_alike)
         is_class = (targets >= 0) & (targets < outputs.shape[1])
-        return every(is_class) & all_or_none(targets.dtype == torch.int64, targets)
+        return every(is_class) & (targets.dtype == torch.int64)
 
     @override
     def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:

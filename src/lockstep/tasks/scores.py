@@ -117,7 +117,7 @@ def prepare_metric(key: str, metric: Metric) -> None:
     """
     _widen(key, metric)
     for component in _parts(metric):
-        component.distributed_available_fn = _never
+        component.distributed_available_fn = lambda: False
 
 
 def prepare_to_log(key: str, metric: Metric) -> None:
@@ -167,10 +167,6 @@ def reduce_states(metrics: Mapping[str, Metric]) -> None:
                 state,
                 _merge_state([of_rank[state] for of_rank in states], how, component.device),
             )
-
-
-def _never() -> bool:
-    return False
 
 
 def _parts(metric: Metric) -> Iterator[Metric]:

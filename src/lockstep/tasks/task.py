@@ -102,9 +102,9 @@ def checked_losses(task: Task, outputs: Tensor, batch: Batch) -> Losses:
     count = len(batch.indices)
     for name, tensor in (("losses", values), ("weights", weights)):
         if tensor is not None and tuple(tensor.shape) != (count,):
-            problem = f"losses returns {name} of shape {tuple(tensor.shape)} for {count} samples"
             raise ValueError(
-                f'{type(task).__name__}.{problem}: return one for each, as with reduction="none"'
+                f"{type(task).__name__}.losses returns {name} of shape {tuple(tensor.shape)} for "
+                f'{count} samples: return one for each, as with reduction="none"'
             )
     return Losses(values, weights)
 
@@ -152,10 +152,6 @@ def mean_of_each(values: Tensor) -> Tensor:
     A single number is returned unchanged, and is rejected later.
     """
     return values.flatten(1).mean(1) if values.dim() > 1 else values
-
-
-def all_or_none(is_good: bool, targets: Tensor) -> Tensor:
-    return torch.full((len(targets),), is_good)
 
 
 def every(is_good: Tensor) -> Tensor:

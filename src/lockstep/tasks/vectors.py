@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
-from lockstep.tasks.task import SupervisedTask, all_or_none, every
+from lockstep.tasks.task import SupervisedTask, every
 
 # Numbers are equal in float64 if their standard deviation is at most this fraction of the mean.
 ROUNDING = 1e-12
@@ -28,9 +28,7 @@ class Multilabel(SupervisedTask):
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return every((targets == 0) | (targets == 1)) & all_or_none(
-            _is_like(outputs, targets), targets
-        )
+        return every((targets == 0) | (targets == 1)) & _is_like(outputs, targets)
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -92,17 +90,13 @@ class Regression(SupervisedTask):
             return
         values = targets[every(targets.float().isfinite())].double().numpy()
         axis = 0 if values.ndim <= 2 else None
-        mean, std = (
-            torch.as_tensor(statistic(axis=axis)) for statistic in (values.mean, values.std)
-        )
+        mean, std = torch.as_tensor(values.mean(axis)), torch.as_tensor(values.std(axis))
         self.mean = mean.to(self.mean)
         self.std = torch.where(std > ROUNDING * mean.abs(), std, 1.0).to(self.std)
 
     @override
     def fits(self, targets: Tensor, outputs: Tensor) -> Tensor:
-        return every(targets.to(outputs.dtype).isfinite()) & all_or_none(
-            _is_like(outputs, targets), targets
-        )
+        return every(targets.to(outputs.dtype).isfinite()) & _is_like(outputs, targets)
 
     @override
     def targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -147,9 +141,9 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
     Raises ValueError for other shapes.
     """
     if not _is_like(outputs, targets):  # torch would broadcast them silently.
-        output_shape, target_shape = (tuple(values.shape[1:]) for values in (outputs, targets))
         raise ValueError(
-            f"The network gives {output_shape} numbers for each sample, the data {target_shape}"
+            f"The network gives {tuple(outputs.shape[1:])} numbers for each sample, "
+            f"the data {tuple(targets.shape[1:])}"
         )
     return targets.reshape(outputs.shape).to(outputs.dtype)
 
