@@ -49,13 +49,9 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
         ):
             is_better = super().check_monitor_top_k(trainer, current)
         else:
-            new, best = (
-                rank(float(score), its_loss, is_max=self.mode == "max")
-                for score, its_loss in (
-                    (current, loss),
-                    (self.best_k_models[self.best_model_path], self._best_loss),
-                )
-            )
+            is_max, best_score = self.mode == "max", self.best_k_models[self.best_model_path]
+            new = rank(current.item(), loss, is_max=is_max)
+            best = rank(best_score.item(), self._best_loss, is_max=is_max)
             # An epoch without a validation has the values of an earlier one.
             is_validated = (trainer.current_epoch + 1) % (trainer.check_val_every_n_epoch or 1) == 0
             is_better = trainer.strategy.reduce_boolean_decision(

@@ -127,9 +127,7 @@ class Console(L.Callback):
         if trainer.is_global_zero:
             self._begin(trainer)
 
-    @override
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._end()
+    on_test_end = on_train_end
 
     @override
     def on_exception(
@@ -190,19 +188,16 @@ class Console(L.Callback):
             so_far = f"{duration(now - phase.since)} so far"
             if not phase.num_batches:
                 return None, [f"{phase.name}, {so_far}"]
-            return phase.num_done / phase.num_batches, [
-                f"{phase.name} {phase.num_done}/{phase.num_batches}",
-                so_far,
-            ]
+            progress = f"{phase.name} {phase.num_done}/{phase.num_batches}"
+            return phase.num_done / phase.num_batches, [progress, so_far]
         facts = [f"step {pace.num_done}/{pace.num_batches}"]
         epoch_left_s, left_s = pace.epoch_left_s(now), self._record.left_s(trainer)
-        # The time left is 0 if the batch is late.
-        facts += [f"{duration(epoch_left_s)} left"] if epoch_left_s else []
-        facts += [f"{pace.images_per_s:,.0f} images/s"] if pace.images_per_s else []
-        is_last_epoch = trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
-        facts += (
-            [f"{duration(left_s)} in total"] if left_s is not None and not is_last_epoch else []
-        )
+        if epoch_left_s:  # It is 0 if the batch is late.
+            facts.append(f"{duration(epoch_left_s)} left")
+        if pace.images_per_s:
+            facts.append(f"{pace.images_per_s:,.0f} images/s")
+        if left_s is not None and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
+            facts.append(f"{duration(left_s)} in total")
         return pace.num_done / max(1, pace.num_batches), facts
 
 

@@ -9,7 +9,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch.utils.tensorboard import SummaryWriter
 from typing_extensions import Doc, override
 
 from lockstep.callbacks import reliability
@@ -68,22 +67,22 @@ class Pictures(L.Callback):
         class_names, step = module.image_format.class_names, module.global_step
         if not findings.is_multilabel:
             class_indices = plots.displayed_classes(findings.confusion)
-            facts = {
+            matrix = {
                 "step": step,
                 "num_classes": len(class_names),
                 "classes": [class_names[number] for number in class_indices],
+                "counts": findings.confusion[np.ix_(class_indices, class_indices)].tolist(),
             }
-            write_json(
-                folder.confusion("test"),
-                {
-                    **facts,
-                    "counts": findings.confusion[np.ix_(class_indices, class_indices)].tolist(),
-                },
-            )
+            write_json(folder.confusion("test"), matrix)
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
-        writers = [
-            _writer(logger) for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)
+        # In the file of the test, a repeated test replaces its figures.
+        writers: list[Any] = [
+            logger.writer("test")
+            if isinstance(logger, SplitTensorBoardLogger)
+            else logger.experiment
+            for logger in trainer.loggers
+            if isinstance(logger, TensorBoardLogger)
         ]
         with plots.style():
             subtitle = f"test, step {step:,}"
@@ -96,13 +95,6 @@ class Pictures(L.Callback):
                 for writer in writers:
                     pixels = np.asarray(Image.open(path).convert("RGB"))
                     writer.add_image(f"test/{name}", pixels, step, dataformats="HWC")
-
-
-def _writer(logger: TensorBoardLogger) -> SummaryWriter:
-    """Return the event file of the test, in which a repeated test replaces its figures."""
-    return (
-        logger.writer("test") if isinstance(logger, SplitTensorBoardLogger) else logger.experiment
-    )
 
 
 def figures(
@@ -123,10 +115,8 @@ def figures(
     yield "confusion_matrix", plots.confusion_matrix(counts, class_names, title)
     first_rows = np.arange(min(num_images, len(findings.labels)))
     if len(first_rows):
-        yield (
-            "predictions",
-            _grid(pixels, findings, first_rows, class_names, f"Predictions ({subtitle})"),
-        )
+        title = f"Predictions ({subtitle})"
+        yield "predictions", _grid(pixels, findings, first_rows, class_names, title)
     worst = findings.worst(num_images)
     if len(worst):
         title = f"The most confident mistakes ({subtitle})"

@@ -121,8 +121,13 @@ class Record(L.Callback):
 
     @override
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._enter("validating", trainer.num_val_batches)
-        self._write(trainer, pl_module, "validating", is_urgent=True)
+        state, sizes = "validating", trainer.num_val_batches
+        if trainer.testing:
+            state, sizes = "testing", trainer.num_test_batches
+        self._enter(state, sizes)
+        self._write(trainer, pl_module, state, is_urgent=True)
+
+    on_test_start = on_validation_start
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -130,15 +135,12 @@ class Record(L.Callback):
         self.pace.end_epoch(now)
         epoch_s = now - self._epoch_started
         self.epoch_times_s.append(epoch_s)
-        speed = {
-            "machine/images_per_s": self.images_per_s,
-            "machine/memory_gib": max(gather_objects(_memory_gib(pl_module.device))),
-        }
+        speed = {"machine/memory_gib": max(gather_objects(_memory_gib(pl_module.device)))}
+        if self.images_per_s is not None:
+            speed["machine/images_per_s"] = self.images_per_s
         step = steps_done(trainer, pl_module)
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {name: value for name, value in speed.items() if value is not None}, step
-            )
+            logger.log_metrics(speed, step)
         row = {
             "epoch": trainer.current_epoch + 1,
             "step": step,
@@ -164,11 +166,6 @@ class Record(L.Callback):
             pl_module.wait()  # The module logs some steps late.
         for logger in trainer.loggers:
             logger.save()
-
-    @override
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._enter("testing", trainer.num_test_batches)
-        self._write(trainer, pl_module, "testing", is_urgent=True)
 
     @override
     def on_validation_batch_end(

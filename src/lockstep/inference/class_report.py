@@ -110,11 +110,10 @@ def show_report(result: dict[str, Any]) -> None:
         return
     out = terminal()
     if (bounds := result.get("accuracy_interval")) is not None:
-        interval = (
-            f"{bounds['low']:.4f} to {bounds['high']:.4f}, "
+        out.print(
+            f"95 % interval of the accuracy: {bounds['low']:.4f} to {bounds['high']:.4f}, "
             f"resampling {plural(bounds['num_groups'], 'group')}"
         )
-        out.print(f"95 % interval of the accuracy: {interval}")
     classes = list(result["classes"].items())
     if len(classes) > MAX_CLASSES_SHOWN:
         classes = sorted(classes, key=lambda item: item[1]["f1"])[:MAX_CLASSES_SHOWN]

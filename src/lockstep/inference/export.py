@@ -106,9 +106,14 @@ class Exported(nn.Module):
 
     def _scale(self, images: Tensor, size: Any) -> Tensor:
         """Scale pixel values as Pillow does: the width, then the height, each rounded."""
-        mode = self.preprocessing.interpolation
         for step in ((images.shape[2], size[1]), size):
-            images = F.interpolate(images, step, mode=mode, align_corners=False, antialias=True)
+            images = F.interpolate(
+                images,
+                step,
+                mode=self.preprocessing.interpolation,
+                align_corners=False,
+                antialias=True,
+            )
             # The value is above 0.5, so that float32 sums in another order round a half to the same
             # value.
             images = images.add(0.5 + 2**-12).floor().clamp(0, 255)
@@ -143,24 +148,24 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         images = once_a_node(config.data, load, rank=0, local_rank=0, is_silent=False)[0].test
         module = predict.load_network(session, trained)
         form = module.image_format
-        preprocessing = predict.preprocessing_of(config, module.image_format)
+        preprocessing = predict.preprocessing_of(config, form)
         exported = Exported(module, preprocessing, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         class_names = [str(name) for name in form.class_names]
-        facts = {"lockstep": __version__, "run": run.path.name, "checkpoint": checkpoint.name}
-        facts |= {
+        facts: dict[str, Any] = {
+            "lockstep": __version__,
+            "run": run.path.name,
+            "checkpoint": checkpoint.name,
             "average": trained.average,
             "predictions": module.task.output_noun,
             "class_names": class_names,
             "image_shape": form.image_shape,
         }
         if not form.is_float:
-            # The networks of an average may have different statistics.
-            facts |= {} if trained.average else {"mean": form.mean, "std": form.std}
-            facts |= {
-                key: getattr(preprocessing, key)
-                for key in ("crop_percent", "fit", "interpolation", "background")
-            }
+            if not trained.average:  # The networks of an average may have different statistics.
+                facts |= {"mean": form.mean, "std": form.std}
+            for key in ("crop_percent", "fit", "interpolation", "background"):
+                facts[key] = getattr(preprocessing, key)
         if threshold is not None:
             facts |= {"max_error": max_error, "threshold": threshold}
         # These are messages of the exporters about themselves. torch also logs and prints complete
@@ -173,8 +178,10 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
                 content, running = make(
                     _program(exported, form, axes), axes, json.dumps(facts, ensure_ascii=False)
                 )
-            pictures = enumerate(_pictures(images))
-            differences = [_differences(module, exported, running, *pair) for pair in pictures]
+            differences = [
+                _differences(module, exported, running, number, image)
+                for number, image in enumerate(_pictures(images))
+            ]
         except ImageError:
             raise
         # Custom code, an operator that ONNX lacks, or the file on other images can fail here.
@@ -204,8 +211,8 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         "by": runtime,
         "largest_difference": largest,
         "limit": LIMIT,
+        "largest_scaled_difference": largest_scaled,
     }
-    checks |= {"largest_scaled_difference": largest_scaled}
     answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(
         str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape))
@@ -218,18 +225,15 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
             f"{module.task.output_noun}: {', '.join(class_names[:10])}"
             f"{', ...' if len(class_names) > 10 else ''}",
         ),
-        (
-            "checked",
-            f"{image_count} by {runtime}, differences up to {largest:.1g} (limit {LIMIT:g})",
-        ),
     ]
+    if threshold is not None:
+        answers = f"number of the class, or -1 up to a probability of {threshold:.6g}"
+        rows.append(("answer", answers))
+    differing = f"differences up to {largest:.1g} (limit {LIMIT:g})"
+    rows.append(("checked", f"{image_count} by {runtime}, {differing}"))
     if not form.is_float:
         scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
         rows.append(("other sizes", scaled))
-    if threshold is not None:
-        rows.insert(
-            3, ("answer", f"number of the class, or -1 up to a probability of {threshold:.6g}")
-        )
     print(message, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
     return 0

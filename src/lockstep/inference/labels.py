@@ -68,10 +68,15 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
     module, paths = predict.load_network(session, trained), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.by_name[split].classes is None:
-            task = f"task._target_={session.config.task.target}"
-            problem = f"needs one class for each image, and {task}"
-            hint = "use lockstep eval with --output"
-            raise ConfigError(Error("unsupported", "lockstep labels", problem, hint))
+            raise ConfigError(
+                Error(
+                    "unsupported",
+                    "lockstep labels",
+                    "needs one class for each image, and "
+                    f"task._target_={session.config.task.target}",
+                    "use lockstep eval with --output",
+                )
+            )
         paths.append(session.folder.path / f"{split}.csv")
         predict.write_probabilities(session, module, images.by_name[split], paths[-1], split)
     return paths
@@ -91,14 +96,9 @@ def _judge(
     rows: list[list[Any]] = []
     for row in confident_learning.order(labels, probabilities).tolist():
         file, label, *_, split = lines[row]
-        cells = [
-            file,
-            label,
-            classes[best[row]],
-            float(probabilities[row, labels[row]]),
-            int(is_suspicious[row]),
-        ]
-        rows.append([*cells, split if is_run else "train"])
+        score = float(probabilities[row, labels[row]])
+        suggested, part = classes[best[row]], split if is_run else "train"
+        rows.append([file, label, suggested, score, int(is_suspicious[row]), part])
     facts = {
         "images": len(labels),
         "suspicious": int(is_suspicious.sum()),
@@ -125,14 +125,10 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     rows = [row for row in rows if row[2] and row[0] in locations]
     captions = []
     for name, label, suggested, score, *_ in rows:
-        better = [f"→ {plots.short_name(suggested, 15)}"] if suggested != label else []
-        lines = [
-            plots.short_name(name, 16, is_end=True),
-            plots.short_name(label, 16),
-            *better,
-            f"score {score:.4f}",
-        ]
-        captions.append("\n".join(lines))
+        lines = [plots.short_name(name, 16, is_end=True), plots.short_name(label, 16)]
+        if suggested != label:
+            lines.append(f"→ {plots.short_name(suggested, 15)}")
+        captions.append("\n".join([*lines, f"score {score:.4f}"]))
     pictures = [plots.image_at(*locations[row[0]]) for row in rows]
     plots.write_sheet(path, [pictures], captions, [not row[4] for row in rows], title)
 

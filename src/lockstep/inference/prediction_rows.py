@@ -38,8 +38,9 @@ class PredictionRows:
         prediction_columns = self.module.task.columns(class_names, **self.ranks)
         if not self.has_truth:
             return ["file", *prediction_columns]
-        is_one_class = isinstance(self.module.task, Classification)
-        truth = ["truth"] if is_one_class else [f"true_{name}" for name in class_names]
+        truth = [f"true_{name}" for name in class_names]
+        if isinstance(self.module.task, Classification):
+            truth = ["truth"]
         return ["file", *truth, *prediction_columns, "loss"]
 
     def __call__(self, positions: Tensor, pixels: Tensor, targets: Tensor) -> list[list[str]]:

@@ -80,18 +80,17 @@ def keep(
     if not isinstance(module_calibration, calibration.Calibration):
         return
     if findings is not None and not findings.is_multilabel:
-        confidences = torch.from_numpy(findings.probabilities).float()
-        is_right = torch.from_numpy(findings.hits)
-        module_calibration.entry = {
-            **module_calibration.entry,
-            split: {"confidences": confidences, "is_right": is_right},
+        samples = {
+            "confidences": torch.from_numpy(findings.probabilities).float(),
+            "is_right": torch.from_numpy(findings.hits),
         }
-    path, entry = best or session.folder.last_checkpoint, module_calibration.entry
+        module_calibration.entry = {**module_calibration.entry, split: samples}
+    path = best or session.folder.last_checkpoint
 
     def write() -> None:
         contents = _read(path) if path.exists() else {}
         if best is not None or contents.get("global_step") == module.global_step:
-            checkpoint_io.write(contents | {"calibration": entry}, path)
+            checkpoint_io.write(contents | {"calibration": module_calibration.entry}, path)
 
     together(lambda: write() if session.rank == 0 else None)
 
@@ -117,10 +116,11 @@ def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, T
             labels = labels_of(module.task, outputs, batch.targets.cpu())
             if labels is None:
                 return None
-            is_known = (
-                slice(None) if labels.dim() == 2 else (labels >= 0) & (labels < outputs.shape[1])
-            )
-            batches.append((outputs[is_known], labels[is_known], batch.indices[is_known]))
+            tensors = outputs, labels, batch.indices
+            if labels.dim() == 1:
+                is_known = (labels >= 0) & (labels < outputs.shape[1])
+                tensors = outputs[is_known], labels[is_known], batch.indices[is_known]
+            batches.append(tensors)
     outputs, labels, indices = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
     return outputs, labels, indices
 
@@ -198,25 +198,17 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
     if callback is None or callback.findings is None:
         return {}
     assert isinstance(module, Classifier)
-    keep(
-        session,
-        module,
-        Path(trainer.ckpt_path) if trainer.ckpt_path else None,
-        "test",
-        callback.findings,
-    )
+    findings, groups = callback.findings, data.splits.test.groups
+    checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+    keep(session, module, checkpoint, "test", findings)
     if session.rank > 0:
         return {}
-    result = report(
-        callback.findings,
-        data.splits.test.groups,
-        getattr(module.calibration, "entry", UNCALIBRATED),
-    )
+    result = report(findings, groups, getattr(module.calibration, "entry", UNCALIBRATED))
     if not session.config.silent:
         show(result, "test probabilities")
-    if callback.findings.is_multilabel:
+    if findings.is_multilabel:
         return {"calibration": result}
-    interval = class_report.accuracy_interval(callback.findings, data.splits.test.groups or ())
+    interval = class_report.accuracy_interval(findings, groups or ())
     return {"calibration": result, "accuracy_interval": interval}
 
 

@@ -125,11 +125,10 @@ def threshold_of(
                 "rename the class",
             )
         )
-    titles = {"val": "validation images", "test": "test images"}
-    measurements = [(title, entry[split]) for split, title in titles.items() if split in entry]
     samples = [
-        (title, rows["confidences"].numpy(), rows["is_right"].numpy())
-        for title, rows in measurements
+        (f"{name} images", entry[split]["confidences"].numpy(), entry[split]["is_right"].numpy())
+        for split, name in (("val", "validation"), ("test", "test"))
+        if split in entry
     ]
     # The images of all folds include the test images.
     if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
@@ -140,34 +139,36 @@ def threshold_of(
     images, confidences, is_right = samples[0]
     threshold = choose(confidences, is_right, max_error)
     if threshold is None:
-        rates = (step / 1000 for step in range(int(max_error * 1000) + 1, 1000))
-        alternative = next(
-            (
-                f", or use {rate:g}"
-                for rate in rates
-                if choose(confidences, is_right, rate) is not None
-            ),
-            "",
-        )
+        hint = "train with more of them"
+        for step in range(int(max_error * 1000) + 1, 1000):
+            if choose(confidences, is_right, step / 1000) is not None:
+                hint += f", or use {step / 1000:g}"
+                break
         raise ConfigError(
             Error(
                 "unsupported",
                 option,
                 f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
-                f"train with more of them{alternative}",
+                hint,
             )
         )
-    promise = f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%})"
-    head = f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}"
-    shares = [_share(threshold, *sample) for sample in samples]
-    # The test images did not choose the checkpoint.
-    checks = [f"{share}: the independent check" for share in shares[1:]]
-    return threshold, "\n".join([head, shares[0], f"{promise}, for images like these", *checks, ""])
+    share, *test_shares = [_share(threshold, *sample) for sample in samples]
+    lines = [
+        f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}",
+        share,
+        f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%}), "
+        "for images like these",
+        # The test images did not choose the checkpoint.
+        *(f"{test_share}: the independent check" for test_share in test_shares),
+    ]
+    return threshold, "\n".join([*lines, ""])
 
 
 def _share(
     threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]
 ) -> str:
     hits = is_right[confidences > threshold]
-    count = f"{len(hits) / len(is_right):.1%} of {len(is_right):,} {images} are answered"
-    return f"{count}, {(~hits).sum():,} of {len(hits):,} wrong"
+    return (
+        f"{len(hits) / len(is_right):.1%} of {len(is_right):,} {images} are answered, "
+        f"{(~hits).sum():,} of {len(hits):,} wrong"
+    )

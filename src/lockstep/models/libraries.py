@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 from typing_extensions import Doc, override
 
-from lockstep.models import weight_files
+from lockstep.models import frozen, weight_files
 from lockstep.models.pretrained_metadata import Origin, attach_ends
 from lockstep.models.weight_files import State, adapt_channels
 from lockstep.system import internals
@@ -62,9 +62,10 @@ def torchvision(
             f"model.pretrained=true: torchvision has no weights of {name}: "
             "use model.pretrained=false"
         )
-    preset = choices.DEFAULT.transforms() if len(choices) else None
-    size = preset.crop_size[0] if preset is not None else None
-    mean, std = (preset.mean, preset.std) if preset is not None else IMAGENET
+    size, (mean, std) = None, IMAGENET
+    if len(choices):
+        preset = choices.DEFAULT.transforms()
+        size, mean, std = preset.crop_size[0], preset.mean, preset.std
     origin = replace(
         origin,
         image_size=size,
@@ -76,7 +77,7 @@ def torchvision(
         # The names in the state_dict are those of the installed version.
         return models.get_model(name, weights="DEFAULT", progress=False).state_dict()
 
-    net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
+    _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
     return _attach_weights(net, origin, pretrained, download, dict)
 
 
@@ -118,7 +119,7 @@ def timm(
         module = importlib.import_module(library.models.model_entrypoint(name).__module__)
         return module.checkpoint_filter_fn(dict(state), net)
 
-    net = _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
+    _freeze(net, origin, head_only=head_only, frozen_norms=frozen_norms)
     return _attach_weights(net, origin, pretrained, download, convert)
 
 
@@ -188,18 +189,13 @@ def repeat_channels(values: Sequence[float], num_channels: int) -> tuple[float, 
     return tuple(float(values[channel % len(values)]) for channel in range(num_channels))
 
 
-def _freeze(
-    net: nn.Module, origin: Origin, *, head_only: bool | str, frozen_norms: bool
-) -> nn.Module:
-    from lockstep.models import frozen
-
+def _freeze(net: nn.Module, origin: Origin, *, head_only: bool | str, frozen_norms: bool) -> None:
     if frozen_norms:
         frozen.freeze_norms(net)
     if head_only:
         frozen.freeze_below(net, origin.head)
-        if head_only is True:
-            frozen.take_features(net, origin.head)
-    return net
+    if head_only is True:
+        frozen.take_features(net, origin.head)
 
 
 def _attach_weights(
