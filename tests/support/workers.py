@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from lockstep.launch import parent, worker
 from lockstep.runs.folder import RunFolder
+from lockstep.system import processes
 from tests.support import workers
+processes.SERVER = "tests.support.light_server"
 worker.take_job = workers.{work}
 job = worker.Job(worker.train, RunFolder(Path()), {{}})
 sys.exit(parent.run_workers(job, 1, is_parallel=False))
