@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -114,9 +113,7 @@ def words(folder: RunFolder, source: Path, output: Path) -> list[str]:
     ]
 
 
-def torchrun(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=2")
-    return run([sys.executable, *launcher, "-m", "lockstep", *words], cwd, VARIABLES)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "lockstep")
 
 
 def hidden_files(output: Path) -> list[Path]:
@@ -124,18 +121,20 @@ def hidden_files(output: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "devices", ["2", *(pytest.param(each, marks=pytest.mark.full) for each in ("3", "torchrun"))]
-)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "predict" else pytest.mark.full) for name in COMMANDS],
+    ("name", "devices"),
+    [
+        ("predict", "2"),
+        pytest.param("labels", "3", marks=pytest.mark.full),
+        pytest.param("eval", "torchrun", marks=pytest.mark.full),
+    ],
 )
 def test_bytes_on_any_workers(
     trained: RunFolder, photos: Path, by_one: OneWorker, tmp_path: Path, name: str, devices: str
 ) -> None:
+    """Three workers for the other commands: test_bytes_after_a_signal."""
     words = typed(name, trained, photos)
     done = (
-        torchrun(tmp_path, *words)
+        run([*TORCHRUN, *words], tmp_path, VARIABLES)
         if devices == "torchrun"
         else lockstep(tmp_path, *words, "--devices", devices)
     )
@@ -167,7 +166,6 @@ def test_images_without_answer(
 @pytest.mark.parametrize(
     ("name", "number", "code"),
     [
-        ("predict", signal.SIGKILL, -signal.SIGKILL),
         ("predict", signal.SIGINT, 130),
         ("eval", signal.SIGTERM, 128 + signal.SIGTERM),
         ("embed", signal.SIGKILL, -signal.SIGKILL),
@@ -254,15 +252,12 @@ def submitted(shell: Shell, *words: str) -> Submitted:
 
 @pytest.mark.full
 def test_jobs_of_two_nodes(trained: RunFolder, photos: Path, alone: bytes, shell: Shell) -> None:
-    output, place = shell.cwd / "out.csv", ("trainer.num_nodes=2", "trainer.devices=2")
-    prediction = submitted(shell, *words(trained, photos, output), *place)
+    """A prediction as a job: test_job_interrupted_and_requeued."""
+    output, place = shell.cwd / "out.csv", ("trainer.num_nodes=2", "trainer.devices=1")
     evaluation = submitted(shell, "eval", str(trained.path), "--trust", *place)
-    shell.jobs("wait", prediction.id, evaluation.id)
-    assert output.read_bytes() == alone
-    assert json.loads(shell.jobs("result", prediction.id).stdout)["predictions"] == NUM_PHOTOS
+    shell.jobs("wait", evaluation.id)
     here = lockstep(shell.cwd, "eval", str(trained.path), "--trust").stdout
     assert here in evaluation.log
-    output.unlink()
     step = ("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "lockstep")
     shell.slurm.run(*step, *words(trained, photos, output), cwd=shell.cwd)
     assert output.read_bytes() == alone
@@ -294,6 +289,7 @@ def test_job_interrupted_and_requeued(
     assert not output.exists()
     hold.unlink()
     shell.jobs("requeue", job.id)
-    job.wait()
+    shell.jobs("wait", job.id)
     assert output.read_bytes() == alone
     assert not hidden_files(output)
+    assert json.loads(shell.jobs("result", job.id).stdout)["predictions"] == NUM_PHOTOS
