@@ -1,4 +1,4 @@
-"""docs/custom-module.md: its plain loop computes the same in 1, 2 and 3 processes."""
+"""docs/custom-module.md: its plain loop computes the same in 1 and in 3 processes."""
 
 import json
 import subprocess
@@ -39,16 +39,9 @@ def run(folder: Path, *words: str) -> dict[str, torch.Tensor]:
 
 def test_loop_any_world_size(tmp_path: Path) -> None:
     alone = run(tmp_path / "1", "-c", NAMED)
-    for num_ranks in (2, 3):
-        words = (
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={num_ranks}",
-            "loop.py",
-        )
-        for name, value in run(tmp_path / str(num_ranks), *words).items():
-            assert (value - alone[name]).abs().max() <= 1e-12, name
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3")
+    for name, value in run(tmp_path / "3", *launcher, "loop.py").items():
+        assert (value - alone[name]).abs().max() <= 1e-12, name
     imported = json.loads((tmp_path / "1" / "modules.json").read_text())
     own = {name.removeprefix("lockstep.") for name in imported if name.startswith("lockstep.")}
     # packages, which only have the names

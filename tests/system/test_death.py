@@ -32,7 +32,6 @@ LINE = SOURCE.read_text().splitlines().index("            os.kill(os.getpid(), s
     ("num_workers", "rank", "number"),
     [
         (1, 0, signal.SIGSEGV),
-        (1, 0, signal.SIGKILL),
         (2, 0, signal.SIGABRT),
         (2, 1, signal.SIGKILL),
     ],

@@ -23,9 +23,8 @@ def test_broken_promises() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
+    "case",  # a signal before there is a run: test_first_second.py
     [
-        Case("INT", "parent", "first second", 2),
         Case("HUP", "last rank", "validation", 2),
         Case("KILL", "last rank", "checkpoint", 3),
         Case("STOP", "parent", "step", 2),

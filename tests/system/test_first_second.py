@@ -93,15 +93,9 @@ def test_failing_torch_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "module", "number"),
     [
-        (["eval", "{run}", "--devices", "1"], "hydra", signal.SIGINT),
         (["eval", "{run}", "--devices", "1"], "lockstep.launch.parent", signal.SIGTERM),
         # by the first worker
         (["eval", "{run}", "--devices", "2"], "multiprocessing.popen_forkserver", signal.SIGINT),
-        (
-            ["predict", "{run}", "test", "--output", "out.csv"],
-            "lockstep.system.hardware",
-            signal.SIGINT,
-        ),
         (["benchmark", "trainer.max_epochs=1"], "lockstep.benchmark", signal.SIGTERM),
     ],
 )
