@@ -75,7 +75,7 @@ def test_average_of_tables(seeds: Path, tmp_path: Path) -> None:
     members = np.stack([predicted(tmp_path, seeds / str(trial)) for trial in range(3)])
     assert abs(members[0] - members[1]).max() > 0.01
     tables = set[bytes]()
-    for devices in ("1", "2", "3"):
+    for devices in ("1", "3"):
         average = predicted(tmp_path, seeds, "--devices", devices)
         tables.add((tmp_path / "rows.csv").read_bytes())
         assert abs(average - members.mean(0)).max() <= 1e-6
@@ -84,10 +84,9 @@ def test_average_of_tables(seeds: Path, tmp_path: Path) -> None:
     assert line == f"Average of 3 networks: trials 0, 1, 2 of {seeds}"
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
-def test_evaluation_of_average(seeds: Path, tmp_path: Path, devices: str) -> None:
+def test_evaluation_of_average(seeds: Path, tmp_path: Path) -> None:
     average = predicted(tmp_path, seeds, "--flip")
-    words = ("eval", seeds, "--flip", "--output", "eval.csv", "--devices", devices, "--json")
+    words = ("eval", seeds, "--flip", "--output", "eval.csv", "--devices", "2", "--json")
     found = json.loads(commands.output_of(tmp_path, *words))
     truths = np.array([int(row["truth"].split()[-1]) for row in rows_of(tmp_path / "eval.csv")])
     of_truth = average[np.arange(len(truths)), truths]
@@ -116,7 +115,7 @@ def test_average_of_folds(folds: Path, tmp_path: Path) -> None:
     assert np.abs(outputs[0][0] - mean[0].numpy()).max() <= 1e-5
 
 
-@pytest.mark.parametrize("words", [("eval",), ("predict", "test"), ("predict", "val")])
+@pytest.mark.parametrize("words", [("eval",), ("predict", "val")])
 def test_images_of_other_folds(folds: Path, tmp_path: Path, words: Sequence[str]) -> None:
     """A fold was trained on the test images of the others."""
     command, *source = words

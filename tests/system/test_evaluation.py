@@ -72,7 +72,7 @@ def test_other_images_by_class_name(project: tuple[Path, RunFolder], tmp_path: P
 @pytest.mark.full
 def test_splits_of_other_images(project: tuple[Path, RunFolder], tmp_path: Path) -> None:
     _, trained = project
-    evaluate = ["eval", str(trained.path), "--devices", "2"]
+    evaluate = ["eval", str(trained.path)]
     for number, split in enumerate(("train", "train", "test")):
         write_image(tmp_path / "own" / split / "bee" / f"new-{number}.png", seed=number)
     for words, title in (
@@ -141,6 +141,7 @@ def test_rows_of_other_tasks(
             "trainer.max_epochs=1",
             "trainer.devices=2",
             "trainer.worker_weights=[2,1]",
+            "global_batch_size=64",
         ],
     )
     train_all([trained], 2)
