@@ -1,4 +1,4 @@
-"""Unused modules are deferred, work when they are used, and are still imported by upstream."""
+"""Unused modules are deferred, and work when they are used."""
 
 import json
 import subprocess
@@ -38,43 +38,6 @@ def test_imports_of_training(tmp_path: Path) -> None:
     for when, imported in json.loads((tmp_path / "modules.json").read_text()).items():
         assert "lightning.pytorch" in imported
         assert [name for name in UNUSED if name in imported] == [], when
-
-
-UPSTREAM = {
-    "import torchmetrics": [
-        "scipy.signal",
-        "torchvision",
-        "matplotlib.pyplot",
-        "torchmetrics.image",
-    ],
-    "import lightning.fabric.wrappers": ["torch._dynamo.eval_frame"],
-    "torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])": ["torch._dynamo.eval_frame"],
-    "torch.use_deterministic_algorithms(False)": ["torch._inductor"],
-    "import torchvision": ["torch._dynamo.eval_frame"],
-}
-IN_FORKS = """
-import json, os, sys, torch
-for code in json.loads(sys.argv[1]):
-    if os.fork() == 0:
-        exec(code)
-        print(json.dumps([code, [*sys.modules]]), flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_imports_of_upstream() -> None:
-    """Each line in a process that has imported torch alone."""
-    words = [sys.executable, "-c", IN_FORKS, json.dumps([*UPSTREAM])]
-    done = subprocess.run(words, env=environ(), capture_output=True, text=True, timeout=PATIENCE_S)
-    found = dict(json.loads(line) for line in done.stdout.splitlines())
-    fixed = {
-        code: [name for name in names if name not in found[code]]
-        for code, names in UPSTREAM.items()
-    }
-    assert not any(fixed.values()), (
-        f"upstream defers {fixed} itself: remove it from lockstep.system.lazy_imports"
-    )
 
 
 LATER = {
