@@ -11,7 +11,10 @@ from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED
 from tests.support.commands import latest, lockstep
 from tests.support.image_files import write_image
 
-SMALL = ("data=digits", "model.width=2", "trainer.max_epochs=1", "strategy=cpu")
+SMALL = (
+    *("data=synthetic", "data.train_size=64", "data.val_size=40", "data.test_size=40"),
+    *("model.width=2", "trainer.max_epochs=1", "strategy=cpu", "callbacks.pictures=null"),
+)
 
 
 def value(done: subprocess.CompletedProcess[str], code: int = 0) -> Any:
@@ -61,11 +64,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
             marks=pytest.mark.full,
         ),
         pytest.param(
-            ("verify", *SMALL), "is_exact limit variants explanations", marks=pytest.mark.full
+            # 2 steps: cut after the last one of an epoch
+            ("verify", *SMALL, "data.train_size=24", "global_batch_size=12"),
+            "is_exact limit variants explanations",
+            marks=pytest.mark.full,
         ),
         pytest.param(("train", "-m", *SMALL, "seed=1,2"), "path", marks=pytest.mark.full),
         pytest.param(
-            ("benchmark", "benchmark=default", *SMALL[:3], "benchmark.budget_s=2"),
+            ("benchmark", "benchmark=default", *SMALL[:5], "benchmark.budget_s=2"),
             "path environments",
             marks=pytest.mark.full,
         ),

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import socket
-import sys
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from lockstep import Run
-from lockstep.cli import main
 from lockstep.monitoring.comparison import outcomes
 from lockstep.runs.discovery import RunWatcher, all_runs
 from lockstep.runs.files import write_rows
 from lockstep.runs.folder import RunFolder
+from tests.support import calls
 
 HOST = socket.gethostname()
 NOW = 1.7e9  # 2023-11-14
@@ -63,8 +63,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Said:
     """What a command wrote, and its exit code."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    def __init__(self, done: "subprocess.CompletedProcess[str]") -> None:
+        self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
 
     @property
     def lines(self) -> list[list[str]]:
@@ -80,19 +80,8 @@ class Said:
 
 
 @pytest.fixture
-def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command in this process, its output in a pipe."""
-
-    def call(*words: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["lockstep", *words])
-        try:
-            code = main._command()
-        except SystemExit as left:  # of argparse
-            code = int(left.code or 0)
-        captured = capsys.readouterr()
-        return Said(code, captured.out, captured.err)
-
-    return call
+def lockstep(tmp_path: Path) -> Any:
+    return lambda *words: Said(calls.lockstep(tmp_path, *words))
 
 
 def test_status_of_latest(tmp_path: Path, lockstep: Any) -> None:
