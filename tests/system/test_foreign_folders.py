@@ -27,7 +27,7 @@ from lockstep.config.saved import config_file
 from lockstep.runs.files import write_json
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from lockstep.sweeps.search import JOURNAL
-from tests.support import boards, job_records, users
+from tests.support import boards, calls, job_records, users
 from tests.support.harness import SMALL, environ, wait_until
 from tests.support.image_files import write_image
 from tests.support.strangers import TOUCH, Runs, changes, copied, digest, edit, train, typed
@@ -122,20 +122,20 @@ def test_resume_with_link(
     refused(done, *(STRANGE if whose == "theirs" else [name]))
 
 
-@pytest.mark.parametrize("command", ["eval", "predict", "embed", "export"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "theirs", "test", "--output", "out.csv"),
+        ("export", "theirs", "--output", "net.pt2"),
+    ],
+)
 def test_weights_of_run_with_link(
-    theirs: RunFolder, work: Path, outside: Path, command: str
+    theirs: RunFolder, work: Path, outside: Path, words: tuple[str, ...]
 ) -> None:
     """Other kinds of entries: tests/unit/runs/test_permissions.py."""
     (theirs.path / "odd").symlink_to(outside / "rows.csv")
-    more = {
-        "eval": (),
-        "predict": ("test", "--output", "out.csv"),
-        "export": ("--output", "net.pt2"),
-    }
-    more |= {"embed": ("test", "--output", "out.npy")}
     before = digest(outside, theirs.path)
-    refused(typed(work, command, "theirs", *more[command]), "odd")
+    refused(calls.lockstep(work, *words), "odd")
     assert not changes(before, digest(outside, theirs.path))
     assert [path.name for path in work.iterdir()] == ["theirs"]
 
@@ -145,8 +145,7 @@ def test_weights_of_run_with_link(
 
 READING = {
     "eval": ("eval", "theirs"),
-    "predict val": ("predict", "theirs", "val", "--output", "out.csv"),
-    "predict test": ("predict", "theirs", "test", "--output", "out.csv"),
+    "predict": ("predict", "theirs", "test", "--output", "out.csv"),
     "export": ("export", "theirs", "--output", "net.pt2"),
     "resume": ("train", "resume=theirs", LONGER),
 }
@@ -181,7 +180,7 @@ def test_variable_in_data_path(
     theirs.images.unlink()  # of those on which it was trained
     edit(theirs, data=tree["data"])
     monkeypatch.setenv("SECRET", SECRET)
-    done = typed(work, *READING[command])
+    done = calls.lockstep(work, *READING[command])
     assert SECRET not in done.stdout + done.stderr
     assert not list(work.rglob(f"*{SECRET}*"))
     refused(done, *(STRANGE if command == "resume" else (f"data.{key}", "--trust")))
@@ -202,7 +201,8 @@ def test_code_of_unpacked_run(theirs: RunFolder, work: Path, cluster: str) -> No
             "_target_": "their_images.load",
         },
     )
-    refused(typed(work, "eval", "theirs", f"cluster={cluster}"), "their_images.load", "--trust")
+    done = calls.lockstep(work, "eval", "theirs", f"cluster={cluster}")
+    refused(done, "their_images.load", "--trust")
     assert not (work / "ran").exists()
     assert not (work / "outputs").exists()
 
@@ -288,7 +288,7 @@ def test_stop(theirs: RunFolder, work: Path) -> None:
     theirs.summary.unlink()
     theirs.update_status(state="training", host="elsewhere")
     before = digest(work)
-    done = typed(work, "stop", "theirs")
+    done = calls.lockstep(work, "stop", "theirs")
     assert not changes(before, digest(work)), done.stderr
     refused(done)
 
@@ -332,12 +332,12 @@ def test_damaged_files(work: Path) -> None:
         (folder.path / file).write_bytes(content)
     boards.write_run(work / "runs" / "good", "finished")
     before = digest(work)
-    listed = typed(work, "runs", "runs", "--json")
+    listed = calls.lockstep(work, "runs", "runs", "--json")
     assert "good" in [run["run"] for run in json.loads(listed.stdout)], listed.stderr
-    commands = [("jobs", "list", "--folder", "runs"), ("compare", "runs")]
-    commands += [("status", f"runs/{number}") for number in range(len(CONTENTS))]
-    for words in commands:
-        done = typed(work, *words)
+    lines = [("jobs", "list", "--folder", "runs"), ("compare", "runs")]
+    lines += [("status", f"runs/{number}") for number in range(len(CONTENTS))]
+    for words in lines:
+        done = calls.lockstep(work, *words)
         assert done.returncode in (0, 1, EXIT_CONFIG), f"{words}: {done.stderr}"
         assert "Traceback" not in done.stderr, f"{words}: {done.stderr}"
         assert "\x1b[2J" not in done.stdout, words
@@ -363,7 +363,8 @@ def test_copy_unchanged(
         ("compare", "theirs", str(good.path)),
         ("jobs", "list", "--folder", "."),
     ):
-        typed(work, *words, code=0)
+        done = calls.lockstep(work, *words)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         assert not changes(before, digest(theirs.path)), words
     monkeypatch.chdir(work)
     assert lockstep.Run("theirs").state == "finished"
@@ -375,7 +376,7 @@ def test_copy_unchanged(
 
 def test_trusted_resume(theirs: RunFolder, work: Path) -> None:
     """It makes the copy this user's own."""
-    refused(typed(work, "train", "resume=theirs", LONGER), *STRANGE)
+    refused(calls.lockstep(work, "train", "resume=theirs", LONGER), *STRANGE)
     typed(work, "train", "resume=theirs", LONGER, "--trust", code=0)
     typed(work, "train", "resume=theirs", "trainer.max_epochs=4", code=0)
     assert theirs.read_summary()["epochs"] == 4
@@ -406,7 +407,7 @@ def mine(theirs: RunFolder) -> RunFolder:
 
 def runs_nothing(cwd: Path, words: tuple[str, ...], what: str) -> None:
     """The command is refused with a line that names `what` and --trust, and has run nothing."""
-    done = typed(cwd, *words)
+    done = calls.lockstep(cwd, *words)
     assert not (cwd / "ran").exists(), done.stderr
     refused(done, what, "--trust")
 
