@@ -258,7 +258,7 @@ def test_jobs_of_two_nodes(trained: RunFolder, photos: Path, alone: bytes, shell
     shell.jobs("wait", evaluation.id)
     here = lockstep(shell.cwd, "eval", str(trained.path), "--trust").stdout
     assert here in evaluation.log
-    step = ("srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "-m", "lockstep")
+    step = ("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "lockstep")
     shell.slurm.run(*step, *words(trained, photos, output), cwd=shell.cwd)
     assert output.read_bytes() == alone
 

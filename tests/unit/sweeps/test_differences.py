@@ -107,9 +107,9 @@ def test_seed_interval_as_scipy() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("n", [3, 10])
-def test_folds_equal_settings(n: int) -> None:
+def test_folds_equal_settings() -> None:
     """What two folds have in common makes their results equally correlated, by 1 / n."""
+    n = 3  # where the correction is largest
     generator = np.random.default_rng(n)
     draws = np.sqrt(1 - 1 / n) * generator.normal(0, 1, (NUM_DRAWS, n))
     draws += generator.normal(0, n**-0.5, (NUM_DRAWS, 1))
