@@ -3,6 +3,7 @@
 It also imports what commands and most trainings do.
 """
 
+import gc
 import signal
 
 # before the product asks: under nohup it would be ignored, also by the trainings that tests send it
@@ -23,3 +24,5 @@ import lockstep.cli.main  # noqa: E402
 import lockstep.cli.train  # noqa: E402
 import lockstep.sweeps.command  # noqa: E402
 import lockstep.callbacks.plots  # noqa: E402, F401
+
+gc.freeze()  # again: the first collection in each fork would visit what was imported since
