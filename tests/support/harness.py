@@ -203,12 +203,18 @@ def difference(one: RunFolder, other: RunFolder) -> float:
     return math.nan if any(map(math.isnan, found)) else max(found)
 
 
-def wait_until(condition: Any, what: str = "condition", log: Callable[[], str] = str) -> None:
+def wait_until(
+    condition: Any,
+    what: str = "condition",
+    log: Callable[[], str] = str,
+    *,
+    every_s: float = 0.02,
+) -> None:
     """Poll until `condition()` holds; fail after PATIENCE_S, with what `log` returns then."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s\n{log()}"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def _work(text: str) -> int:

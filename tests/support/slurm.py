@@ -11,6 +11,7 @@ from tests.support import commands, harness, nodes
 
 SCRIPT = Path(__file__).with_name("slurm.sh")
 ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED")
+ASK_EVERY_S = 0.5  # each time is a process, and work for slurmctld
 
 
 class Slurm:
@@ -73,7 +74,7 @@ class Slurm:
         def has_ended() -> bool:
             return self.state(job) not in ACTIVE
 
-        harness.wait_until(has_ended, f"the end of job {job}", self.logs)
+        harness.wait_until(has_ended, f"the end of job {job}", self.logs, every_s=ASK_EVERY_S)
         return self.state(job)
 
     def logs(self, num_lines: int = 15) -> str:

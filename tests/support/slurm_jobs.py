@@ -8,7 +8,7 @@ from lockstep.runs.folder import RunFolder
 from tests.support.harness import SMALL, command, wait_until
 from tests.support.slurm import Slurm
 
-EPOCHS = 20  # 100 steps
+EPOCHS = 8  # 40 steps
 TINY = (*SMALL, "model.width=2", f"trainer.max_epochs={EPOCHS}")
 SLOW = "+callbacks.slow={_target_:tests.support.callbacks.SlowAtFirst,step_s:%s}"
 CLUSTER = (

@@ -12,7 +12,7 @@ import pytest
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_STOPPED, RunFolder
 from tests.support.exact import trained
 from tests.support.harness import SMALL, difference, wait_until
-from tests.support.slurm import Slurm, started
+from tests.support.slurm import ASK_EVERY_S, Slurm, started
 from tests.support.slurm_jobs import SLOW, TINY, Shell, Submitted, on_node
 
 pytestmark = pytest.mark.processes
@@ -186,7 +186,9 @@ def test_states_of_forgotten_jobs(forgetful: Slurm, tmp_path: Path) -> None:
     )
     os.kill(killed.folder.read_status()["pid"], signal.SIGKILL)  # as where memory is out
     wait_until(
-        lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout, "no job any more"
+        lambda: not forgetful.run("squeue", "--noheader", "--states=all").stdout,
+        "no job any more",
+        every_s=ASK_EVERY_S,
     )
     lines = shell.jobs("list").stdout.splitlines()
     states = dict(line.split()[:2] for line in lines[1:])
