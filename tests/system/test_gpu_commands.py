@@ -54,7 +54,7 @@ def test_evaluation_and_prediction(gpus: PretendedGpus, tmp_path: Path) -> None:
     shell.run(*command(*ON_GPU, "trainer.devices=1"))
     output = shell.run(TOOL, "eval", "latest", "--devices", "2").stdout
     assert f"{shell.latest.read_summary()['test_accuracy']:.6f}" in output
-    for devices in ("1", "2", "1,0", "1,"):
+    for devices in ("1,0", "1,"):
         shell.run(
             TOOL, "predict", "latest", "test", "--output", f"{devices}.csv", "--devices", devices
         )

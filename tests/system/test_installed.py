@@ -114,7 +114,9 @@ def test_page_as_typed(installed: Path, tmp_path: Path) -> None:
                 lend(installed, cwd)
             else:
                 program = installed / words[0] if words[0] in ("lockstep", "python") else words[0]
-                outputs[" ".join(words)] = run(cwd, program, *words[1:])
+                shorter = ["debug=fast"] if "model.depth=3" in words else []
+                if line not in outputs:  # `make test` again: `lockstep verify` has done it
+                    outputs[line] = run(cwd, program, *words[1:], *shorter)
     assert cwd.name == "flowers"
     assert [command for command, text in SHOWN if text not in outputs[command]] == []
     assert (cwd / "predictions.csv").read_text().count("\n") > 800
