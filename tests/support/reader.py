@@ -24,6 +24,7 @@ from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 from torchvision import models
 
+from lockstep.benchmark.command import add_benchmark
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.system import hardware
@@ -33,6 +34,7 @@ from tests.support.pages import FILE
 
 BIN = Path(sys.executable).parent
 TRAININGS = (["python", "train.py"], ["lockstep", "train"])
+BENCHMARK = ["lockstep", "benchmark"]
 # settings of the trainings of a page
 MORE = {"images": ("data.image_size=32",), "use": ("model.width=8",)}
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
@@ -47,10 +49,15 @@ OTHERS = re.compile(
     r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|"
     r".*(model=timm| \| )|cd "
 )
+# what README types just so, and no later command of a page needs
+IN_README = re.compile(r"torchrun --nproc-per-node=2 train|lockstep export latest( *#.*)?$")
+USES_RUNS = re.compile(r"latest|outputs/\d|lockstep (status|runs)")
 SHORTER = {
     "search.num_trials": "2",
     "benchmark.budget_s": "1",
     "seed": "0,1",
+    "data.folds": "2",
+    "data.fold": "0,1",
     "trainer.max_epochs": "1",
     "optimizer.lr": "0.05,0.1",
 }
@@ -67,7 +74,7 @@ for _name in ("synthetic", "fashion_mnist", "cifar10"):
     OPTIONS[f"data/{_name}.yaml"] = f"_target_: lockstep.data.synthetic\nnum_classes: 10\n{SIZES}"
 
 
-def write_project(folder: Path, *, has_photos: bool) -> None:
+def write_project(folder: Path, *, has_photos: bool, has_weights: bool) -> None:
     """Write train.py, small options, and images of three classes.
 
     torchvision's networks get random weights.
@@ -89,7 +96,7 @@ def write_project(folder: Path, *, has_photos: bool) -> None:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 256, (40, 50, 3), np.uint8)).save(folder / path, exif=exif)
     torch.manual_seed(0)
-    for name in ("resnet18", "mobilenet_v3_small"):
+    for name in ("resnet18", "mobilenet_v3_small") if has_weights else ():
         choices = models.get_model_weights(name)
         weights = choices.DEFAULT  # pyright: ignore[reportAttributeAccessIssue]
         path = folder / "home" / "hub" / "checkpoints" / Path(weights.url).name
@@ -105,12 +112,13 @@ class Reader:
         folder: Path,
         *,
         more: Sequence[str],
-        has_threads: bool,
+        is_readme: bool,
         has_photos: bool,
-        has_runs: bool,
+        has_weights: bool,
     ) -> None:
         self.folder = folder
-        self.more: Sequence[str] = ()
+        self.more = more
+        self.is_readme = is_readme
         self.num_epochs = 1
         self.failures: list[str] = []
         self.cells: list[str] = []
@@ -119,14 +127,10 @@ class Reader:
             "TORCH_HOME": str(folder / "home"),
             "PYTHONPATH": str(folder),
         }
-        if has_threads:
+        if is_readme:
             del self.variables["OMP_NUM_THREADS"]
-        write_project(folder, has_photos=has_photos)
+        write_project(folder, has_photos=has_photos, has_weights=has_weights)
         self.dated: dict[str, str] = {}  # folders of this reader, by those of the page
-        if has_runs:
-            self.run("python train.py seed=1")
-            self.run("python train.py")
-        self.more = more
 
     def file(self, example: Example) -> None:
         path = FILE.match(example.parsed)
@@ -142,9 +146,12 @@ class Reader:
                 self.run(line)
 
     def run(self, line: str) -> None:
-        words = [self.here(word) for word in shlex.split(line, comments=True)]
-        if OTHERS.match(line):
+        if OTHERS.match(line) or (IN_README.match(line) and not self.is_readme):
             return
+        if USES_RUNS.search(line) and not (self.folder / "outputs").exists():
+            self.run("python train.py seed=1")
+            self.run("python train.py")
+        words = [self.here(word) for word in shlex.split(line, comments=True)]
         if ELSEWHERE.search(line):
             check(words)
             return
@@ -152,6 +159,8 @@ class Reader:
         if any(word.startswith("resume=") for word in words):
             self.num_epochs += 1
             words.append(f"trainer.max_epochs={self.num_epochs}")
+        elif words[1:3] == ["-m", "timeit"]:
+            words[3:7] = ["-r", "1", "-n", "1"]
         elif is_training or "benchmark" in words:
             words = [shorter(word) for word in words]
             # digits train in seconds, and a page uses what the network has learned
@@ -168,10 +177,10 @@ class Reader:
             self.run("lockstep jobs wait latest")
 
     def type_row(self, line: str) -> None:
-        """Check the settings of a training in a table; run other commands and their trainings."""
+        """Check settings in a table; run commands that use a run, and trainings for them."""
         arguments = shlex.split(line, comments=True)
         is_needed = "resume=" in line or "cluster=local" in line
-        if arguments[:2] not in TRAININGS or is_needed:
+        if arguments[:2] not in (*TRAININGS, BENCHMARK) or is_needed:
             self.run(line)
             return
         try:
@@ -210,20 +219,23 @@ def run(words: list[str], cwd: Path, variables: dict[str, str]) -> subprocess.Co
 def shorter(word: str) -> str:
     """The setting with fewer values, or a smaller one."""
     name, _, value = word.partition("=")
-    short = SHORTER.get(name, value)
-    is_longer = len(value) > len(short) and ("," in value) == ("," in short)
-    return f"{name}={short}" if is_longer else word
+    short = SHORTER.get(name, "")
+    is_same_kind = ("," in value) == ("," in short) and "(" not in value
+    return f"{name}={short}" if short and is_same_kind else word
 
 
 def check(words: list[str]) -> None:
-    """Compose and check a training as on a machine with four GPUs and a scheduler."""
-    if words[:2] not in TRAININGS:
+    """Compose and check a training or benchmark, as with four GPUs and a scheduler."""
+    is_benchmark = words[:2] == BENCHMARK
+    if words[:2] not in TRAININGS and not is_benchmark:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: 4)
         patch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
         given = [word for word in words[2:] if word != "-m"]
-        assert overrides.check(given, is_multirun="-m" in words).configs, words
+        given = add_benchmark(given) if is_benchmark else given
+        plan = overrides.check(given, is_multirun="-m" in words, is_benchmark=is_benchmark)
+        assert plan.configs, words
 
 
 def read(page: Path, folder: Path) -> None:
@@ -233,9 +245,9 @@ def read(page: Path, folder: Path) -> None:
     reader = Reader(
         folder,
         more=MORE.get(page.stem, ()),
-        has_threads=page.stem == "README",
+        is_readme=page.stem == "README",
         has_photos=not writes_photos,
-        has_runs=bool(re.search("latest|outputs/|resume=", text)),
+        has_weights="experiment=probe" in text,
     )
     parsers = [CodeBlockParser("sh", reader.lines)]
     parsers += [CodeBlockParser(language, reader.file) for language in ("python", "yaml")]
@@ -244,9 +256,9 @@ def read(page: Path, folder: Path) -> None:
         example.evaluate()
     if page.stem.startswith("from-"):
         reader.run("python train.py")  # the commands of a table are for a run of Lockstep's network
-        for row in IN_TABLE.findall(document.text):
-            for line in IN_LINE.findall(row):
-                reader.type_row(line)
+        rows = "\n".join(IN_TABLE.findall(document.text))
+        for line in dict.fromkeys(IN_LINE.findall(rows)):
+            reader.type_row(line)
     (folder / "cells.py").write_text("\n".join(reader.cells))
     reader.run("python cells.py")
     assert not reader.failures, "\n".join(reader.failures)

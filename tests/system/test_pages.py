@@ -1,4 +1,4 @@
-"""README and all pages of the docs are typed by a reader, but those for other libraries' users."""
+"""README and all pages of the docs are typed by a reader."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,7 @@ NOT_TYPED = ("api", "install", "project")
 DOCS = [
     page
     for page in sorted((ROOT / "docs").glob("*.md"))
-    if page.stem not in NOT_TYPED
-    and not page.stem.startswith("from-")
-    and re.search("^```(sh|python)", page.read_text(), re.MULTILINE)
+    if page.stem not in NOT_TYPED and re.search("^```(sh|python)", page.read_text(), re.MULTILINE)
 ]
 PAGES = [
     pytest.param(ROOT / "README.md", id="README"),
