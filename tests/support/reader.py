@@ -24,7 +24,6 @@ from sybil.document import Document
 from sybil.parsers.markdown import CodeBlockParser
 from torchvision import models
 
-from lockstep.benchmark.command import add_benchmark
 from lockstep.config import overrides
 from lockstep.config.errors import ConfigError
 from lockstep.system import hardware
@@ -34,7 +33,6 @@ from tests.support.pages import FILE
 
 BIN = Path(sys.executable).parent
 TRAININGS = (["python", "train.py"], ["lockstep", "train"])
-BENCHMARK = ["lockstep", "benchmark"]
 # settings of the trainings of a page
 MORE = {"images": ("data.image_size=32",), "use": ("model.width=8",)}
 IN_TABLE = re.compile(r"^\|.*$", re.MULTILINE)
@@ -49,8 +47,10 @@ OTHERS = re.compile(
     r"make |lockstep (board|new|jobs (cancel|show|\w+ 17)|stop|schema|data fetch)|srun|salloc|"
     r".*(model=timm| \| )|cd "
 )
-# what README types just so, and no later command of a page needs
-IN_README = re.compile(r"torchrun --nproc-per-node=2 train|lockstep export latest( *#.*)?$")
+# what README types just so, or a page once more, and no later command of the page needs
+AGAIN = re.compile(
+    r"torchrun --nproc-per-node=2 train|lockstep (export latest( *#.*)?$|benchmark b)"
+)
 USES_RUNS = re.compile(r"latest|outputs/\d|lockstep (status|runs)")
 SHORTER = {
     "search.num_trials": "2",
@@ -146,7 +146,7 @@ class Reader:
                 self.run(line)
 
     def run(self, line: str) -> None:
-        if OTHERS.match(line) or (IN_README.match(line) and not self.is_readme):
+        if OTHERS.match(line) or (AGAIN.match(line) and not self.is_readme):
             return
         if USES_RUNS.search(line) and not (self.folder / "outputs").exists():
             self.run("python train.py seed=1")
@@ -177,10 +177,10 @@ class Reader:
             self.run("lockstep jobs wait latest")
 
     def type_row(self, line: str) -> None:
-        """Check settings in a table; run commands that use a run, and trainings for them."""
+        """Check the settings of a training in a table; run other commands and their trainings."""
         arguments = shlex.split(line, comments=True)
         is_needed = "resume=" in line or "cluster=local" in line
-        if arguments[:2] not in (*TRAININGS, BENCHMARK) or is_needed:
+        if arguments[:2] not in TRAININGS or is_needed:
             self.run(line)
             return
         try:
@@ -225,17 +225,14 @@ def shorter(word: str) -> str:
 
 
 def check(words: list[str]) -> None:
-    """Compose and check a training or benchmark, as with four GPUs and a scheduler."""
-    is_benchmark = words[:2] == BENCHMARK
-    if words[:2] not in TRAININGS and not is_benchmark:
+    """Compose and check a training as on a machine with four GPUs and a scheduler."""
+    if words[:2] not in TRAININGS:
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "num_visible_gpus", lambda: 4)
         patch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
         given = [word for word in words[2:] if word != "-m"]
-        given = add_benchmark(given) if is_benchmark else given
-        plan = overrides.check(given, is_multirun="-m" in words, is_benchmark=is_benchmark)
-        assert plan.configs, words
+        assert overrides.check(given, is_multirun="-m" in words).configs, words
 
 
 def read(page: Path, folder: Path) -> None:

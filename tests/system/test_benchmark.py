@@ -4,7 +4,6 @@ Real runs are tried on this machine and on a real SLURM.
 """
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -29,7 +28,6 @@ from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, wait_until
 from tests.support.slurm import Slurm
 from tests.support.slurm_jobs import Shell, Submitted
 
-TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 DEFAULTS = ("cpu", "parallel-cpu", "gpu", "multi-gpu", "parallel-gpu")
 SMALLER = [text for text in SMALL if not text.startswith("strategy=")]
 
@@ -204,7 +202,8 @@ def test_record_of_a_run(tmp_path: Path) -> None:
 def start(cwd: Path, *texts: str) -> Command:
     variables = {**environ(), "PYTHONPATH": str(ROOT)}
     with open(cwd / "log", "wb") as log:
-        return Command([TOOL, "benchmark", *texts], cwd, variables, stdout=log, stderr=log)
+        line = [sys.executable, "-m", "lockstep", "benchmark", *texts]
+        return Command(line, cwd, variables, stdout=log, stderr=log)
 
 
 def folder_of(cwd: Path) -> Path:
@@ -235,9 +234,10 @@ def test_benchmark_of_two_processes(tmp_path: Path) -> None:
     assert environments["gpus"]["state"] == "skipped"
     two = environments["parallel-cpu"]
     assert (two["state"], two["workers"], two["precision"]) == ("measured", 2, "float64")
-    arguments = ("eval", folder_of(tmp_path) / "parallel-cpu", "--devices", "1", "--json")
-    evaluated = json.loads(output_of(tmp_path, *arguments))
-    assert two["test_accuracy"] == evaluated["metrics"]["accuracy"]
+    evaluated = output_of(
+        tmp_path, "eval", folder_of(tmp_path) / "parallel-cpu", "--devices", "1", "--json"
+    )
+    assert two["test_accuracy"] == json.loads(evaluated)["metrics"]["accuracy"]
     rows = RunFolder(folder_of(tmp_path) / "parallel-cpu").read_metrics()
     speeds = np.array([float(row["images_per_s"]) for row in rows])
     assert two["epochs"] == len(rows)

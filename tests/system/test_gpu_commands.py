@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
-from tests.support.gpus import MEMORY_MIB, PretendedGpus
+from tests.support.gpus import PretendedGpus
 from tests.support.harness import PATIENCE_S, ROOT, SMALL, command, environ, own_network
 
 pytestmark = [pytest.mark.full, pytest.mark.processes]
@@ -21,11 +21,9 @@ TOOL = os.fspath(Path(sys.executable).parent / "lockstep")
 class Shell:
     """Commands in one folder of a machine with GPUs."""
 
-    def __init__(
-        self, gpus: PretendedGpus, cwd: Path, *, count: int, memory_mib: int = MEMORY_MIB
-    ) -> None:
+    def __init__(self, gpus: PretendedGpus, cwd: Path, *, count: int) -> None:
         self.cwd = cwd
-        self.environ = {**environ(), **gpus.environ(count, memory_mib=memory_mib, path=str(ROOT))}
+        self.environ = {**environ(), **gpus.environ(count, path=str(ROOT))}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -68,12 +66,6 @@ def test_rank_of_bad_loss(gpus: PretendedGpus, tmp_path: Path) -> None:
     assert (
         "The loss is not finite in optimizer step 3 (epoch 1, micro-batch 3) on rank 1." in output
     )
-
-
-def test_out_of_memory(gpus: PretendedGpus, tmp_path: Path) -> None:
-    shell = Shell(gpus, tmp_path, count=2, memory_mib=4)
-    output = shell.run(*command(*ON_GPU, "global_batch_size=64"), code=EXIT_FAILED).stderr
-    assert "ran out of memory (" in output
 
 
 def test_tasks_of_srun(gpus: PretendedGpus, tmp_path: Path) -> None:
