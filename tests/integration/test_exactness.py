@@ -28,8 +28,8 @@ AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PA
 QUICK = (
     *("remainder", "micro-batches, every augmentation", "balanced classes"),
     *(
-        "own network",
-        "own module",
+        "tied layers",
+        "own module, partly used",
         "Dataset, custom transforms",
         "folder, random crops, custom transforms",
     ),
@@ -42,9 +42,8 @@ QUICK = (
 
 
 def marks_of(name: str, split: Split) -> tuple[pytest.MarkDecorator, ...]:
-    """`make test` has the uneven splits and the resumed ones: equal shards are a special case."""
-    is_special = split.worker_weights != "null" or split.stop_after > 0
-    is_quick = name in QUICK and is_special and split.num_threads == 1
+    """`make test` has workers of one thread, which are forks."""
+    is_quick = name in QUICK and split.num_threads == 1
     return () if is_quick else (pytest.mark.full,)
 
 
@@ -80,7 +79,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             cut_after(run, split.stop_after)
             run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer
             text = run.config.read_text()
-            run.config.write_text(text.replace("devices: 1\n", f"devices: {split.num_workers}\n"))
+            text = text.replace("devices: 1\n", f"devices: {split.num_workers}\n")
+            weights = f"worker_weights: {split.worker_weights}\n"
+            run.config.write_text(text.replace("worker_weights: null\n", weights))
     for size, num_threads in ((1, 1), (2, 1), (3, 1), (1, 2), (3, 2)):
         places = [(split.num_workers, split.num_threads) for _, split in found]
         folders = [

@@ -28,7 +28,6 @@ from tests.support.recipes import (
     MODULES,
     OF_MODULE,
     OPTIMIZATION,
-    PLAIN,
     STREAMED,
     TRANSFORMS,
     TURNED,
@@ -55,12 +54,10 @@ class Split(NamedTuple):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        num_workers = 1 if self.stop_after else self.num_workers
-        return (
-            f"trainer.devices={num_workers}",
-            f"trainer.worker_weights={self.worker_weights}",
-            *self.more,
-        )
+        if self.stop_after:
+            return ("trainer.devices=1", *self.more)
+        workers = (f"trainer.devices={self.num_workers}",)
+        return (*workers, f"trainer.worker_weights={self.worker_weights}", *self.more)
 
     def __str__(self) -> str:
         worker_weights = (
@@ -75,22 +72,20 @@ class Split(NamedTuple):
 
 
 ALONE = Split(1)
+# Rank 1 has no samples, and rank 2 has none in a last batch of two. Other splits are special cases
+# of this one, and stand in a few rows.
+UNEVEN = Split(3, "[2,0,1]")
+DECODED_BY_TWO = UNEVEN._replace(more=("data.num_workers=2",))  # each sample has other neighbors
 RESUMED = Split(3, stop_after=1)  # inside the first epoch
-UNEVEN = (Split(2, "[3,1]"), Split(3, "[2,0,1]"))
-EMPTY = (Split(2, "[1,0]"), Split(3, "[2,0,1]"))  # one of the workers has no samples
-ALL = (Split(2), Split(2, "[3,1]"), Split(3), Split(3, "[2,0,1]"))
-PARTS = tuple(
-    Split(num_workers, worker_weights, (f"trainer.accumulate_grad_batches={parts}",))
-    for num_workers, worker_weights in ((1, "null"), (2, "null"), (3, "[2,0,1]"))
-    for parts in (1, 4, 24)
-)
+RESUMED_UNEVEN = UNEVEN._replace(stop_after=1)
+RESUMED_LATER = Split(2, stop_after=5)  # inside the second epoch
 
 
 class Row(NamedTuple):
     """A training, its splits, and the split to compare them with."""
 
     overrides: Sequence[str]
-    splits: Sequence[Split] = UNEVEN
+    splits: Sequence[Split] = (UNEVEN,)
     alone: Split = ALONE
     bound: float = 1e-12  # of the difference
 
@@ -109,14 +104,18 @@ def _labeled(kind: str, *overrides: str) -> tuple[str, ...]:
 
 ROWS = {
     # a last batch of two: empty shards
-    "remainder": Row((*SMALL, "data.train_size=66"), ALL),
-    "incomplete batch dropped": Row((*SMALL, "data.train_size=66", "data.drop_last=true"), ALL),
+    "remainder": Row((*SMALL, "data.train_size=66"), (Split(2, "[3,1]"), UNEVEN)),
     # a last batch that takes in a last sample, which batch norm could not normalize alone
     "one more, averaged weights": Row(
-        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema"), ALL
+        (*own_network("NormalizesSingleValues"), "data.train_size=65", "callbacks=ema")
     ),
-    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), (*ALL, RESUMED)),
-    "augmentations of photographs": Row((*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4")),
+    "micro-batches, every augmentation": Row((*SMALL, *ACCUMULATE_AUGMENT), (UNEVEN, RESUMED)),
+    "augmentations of photographs, AdamW, incomplete batch dropped": Row(
+        (
+            *(*SMALL, *PHOTOGRAPH_AUGMENT, "augment.mixup=0.4", "optimizer=adamw"),
+            *("data.train_size=66", "data.drop_last=true"),
+        )
+    ),
     "full width": Row(
         (
             *SMALL,
@@ -128,47 +127,41 @@ ROWS = {
         (Split(2),),
     ),
     # without batch norm micro-batches change nothing, with every augmentation, mixing and dropout:
-    # in parts of 6 and of 1, with a last step of 19 and of 25 samples
+    # parts of 6 samples, of which the last step of 19 has three, and parts of one sample, of which
+    # the last step of 25 has 24
     **{
-        f"{size} samples in parts": Row(
+        f"{size} samples in {parts} parts": Row(
             (*own_network("Unnormalized"), *ACCUMULATE_AUGMENT, f"data.train_size={size}"),
-            splits,
-            PARTS[0],
+            (UNEVEN._replace(more=(f"trainer.accumulate_grad_batches={parts}",)),),
+            Split(1, more=("trainer.accumulate_grad_batches=1",)),
         )
-        for size, splits in ((67, PARTS[1:]), (49, PARTS[-2:]))
+        for size, parts in ((67, 4), (49, 24))
     },
     # -- optimizers, schedules, groups of parameters, initial weights
-    "AdamW": Row((*SMALL, "optimizer=adamw")),
     # resumed before and after a change of the second epoch
     **{
-        name: Row(overrides, (*EMPTY, RESUMED, Split(2, stop_after=5)))
+        name: Row(overrides, (RESUMED_UNEVEN, RESUMED_LATER))
         for name, overrides in OPTIMIZATION.items()
     },
-    "weights of another run": Row(
-        (*INITIAL, f"init_from={FILES}/source", "seed=5"), (Split(2, "[3,1]"), Split(3))
-    ),
     "weights of other classes": Row(
         (*INITIAL, f"init_from={FILES}/source", "data.num_classes=3", "data.channels=3", "seed=5"),
-        (*EMPTY, RESUMED),
+        (UNEVEN, RESUMED),
     ),
     "a pretrained network of which the head is trained": Row(
         of_library(
             "timm test_resnet",
             f"model.pretrained={FILES}/weights.pth",
             "model.head_only=each_epoch",
-        ),
-        EMPTY,
+        )
     ),
     "features that are computed once": Row(
-        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES),
-        (*EMPTY, RESUMED),
+        of_library("timm test_resnet", f"model.pretrained={FILES}/weights.pth", *FEATURES)
     ),
     # -- networks: activated batch norm, stochastic depth, dropout, squeeze-excitation, attention
-    "own network": Row(own_network("Plain")),
     "tied layers": Row(own_network("Tied")),
     # parameters without a gradient on some ranks or on all, in some steps or in all
     "partly used network": Row(
-        (*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema"), ALL
+        (*own_network("PartlyUsed"), *DECAYED, "data.train_size=66", "callbacks=ema")
     ),
     # one rank comes later to the first bucket, but not to the sums of batch norm
     "partly used network, two buckets": Row(
@@ -183,16 +176,13 @@ ROWS = {
         (*own_network("PartlyUsed"), *DECAYED, *ACCUMULATE_AUGMENT)
     ),
     **{
-        name: Row(of_library(name, *more), EMPTY[1:])
+        name: Row(of_library(name, *more))
         for name, more in {
             "torchvision mobilenet_v3_small": ("model.dropout=0.3",),
             "torchvision squeezenet1_1": (),
-            "torchvision shufflenet_v2_x0_5": ("data.image_size=64",),
             "torchvision efficientnet_b0": ("data.train_size=16", "data.image_size=64"),
             "timm test_resnet": ("model.drop_path=0.3",),
             "timm test_efficientnet": ("model.drop_path=0.3",),
-            "timm test_byobnet": (),
-            "timm lcnet_035": ("data.image_size=64",),
             "timm test_convnext": ("model.drop_path=0.3", "model.dropout=0.3"),
             "timm test_vit": (
                 "data.image_size=160",
@@ -213,17 +203,16 @@ ROWS = {
     ),
     # an epoch repeats images, each time with other draws
     "balanced classes": Row(
-        (*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), (*ALL, RESUMED)
+        (*UNEQUAL, "data.balance=1", "augment.rotation=20", "augment.mixup=0.4"), (UNEVEN, RESUMED)
     ),
     "balanced Dataset": Row(
-        (*TURNED, "data.balance=0.7"),
-        (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3), RESUMED),
+        (*TURNED, "data.balance=0.7"), (DECODED_BY_TWO._replace(stop_after=1),)
     ),
     "balanced folder, random crops": Row(
-        (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null"), EMPTY
+        (*CROPPED, f"data.root={FILES}/unequal", "data.balance=1", "data.cache=null")
     ),
     "balanced class weights": Row(
-        (*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), (*UNEVEN, RESUMED)
+        (*UNEQUAL, "task.class_weights=balanced", "augment.cutmix=1"), (RESUMED_UNEVEN,)
     ),
     "own loss": Row(
         (
@@ -236,90 +225,70 @@ ROWS = {
     "numbers, another loss": Row(
         _labeled("number", "task=regression", "task.loss._target_=torch.nn.HuberLoss")
     ),
-    "own module": Row((*OF_MODULE, *PLAIN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
     "own module, partly used": Row(
-        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"),
-        (Split(2, "[3,1]"), Split(3, "[1,0,2]")),
+        (*OF_MODULE, f"module._target_={MODULES}.PartlyUsed"), (Split(3, "[1,0,2]"),)
     ),
-    "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(2, "[3,1]"), Split(3, "[1,0,2]"))),
+    "own module, two optimizers": Row((*OF_MODULE, *GAN), (Split(3, "[1,0,2]"),)),
     # -- data: Datasets with random transforms
-    # with two decoding processes, each sample has other neighbors
-    **{
-        name: Row(overrides, (Split(2, "[3,1]", ("data.num_workers=2",)), Split(3, "[2,0,1]")))
-        for name, overrides in {
-            "Dataset, custom transforms": (*TURNED, *TRANSFORMS),
-            "Dataset of floats, micro-batches": (
-                *turned(is_float=True),
-                "trainer.accumulate_grad_batches=2",
-            ),
-            "Dataset that is split": [
-                text for text in turned(is_float=True) if not text.startswith("data.val=")
-            ],
-        }.items()
-    },
-    # wherever the pixels are; a cache for each number of workers: the ranks of a run meet there for
-    # the first time
-    **{
-        name: Row(
-            (*overrides, f"data.root={FILES}/images"),
-            (
-                Split(1, more=("data.memory=auto", f"data.cache={FILES}/cache_1")),
-                Split(1, more=STREAMED),
-                Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
-                Split(3, "[2,0,1]", STREAMED),
-            ),
-            Split(1, more=IN_MEMORY),
-        )
-        for name, overrides in {
-            "folder": FOLDER,
-            "folder, random crops, custom transforms": (*CROPPED, *TRANSFORMS),
-        }.items()
-    },
+    "Dataset, custom transforms": Row((*TURNED, *TRANSFORMS), (DECODED_BY_TWO,)),
+    "Dataset of floats that is split, micro-batches": Row(
+        (
+            *(text for text in turned(is_float=True) if not text.startswith("data.val=")),
+            "trainer.accumulate_grad_batches=2",
+        ),
+        (DECODED_BY_TWO,),
+    ),
+    # wherever the pixels are; a cache for each split: its ranks meet there for the first time
+    "folder": Row(
+        (*FOLDER, f"data.root={FILES}/images"),
+        (UNEVEN._replace(more=("data.memory=auto", f"data.cache={FILES}/cache_3")),),
+        Split(1, more=IN_MEMORY),
+    ),
+    "folder, random crops, custom transforms": Row(
+        (*CROPPED, *TRANSFORMS, f"data.root={FILES}/images"),
+        (
+            Split(2, "[3,1]", ("data.memory=auto", f"data.cache={FILES}/cache_2")),
+            UNEVEN._replace(more=STREAMED),
+        ),
+        Split(1, more=IN_MEMORY),
+    ),
     "random crops of tensors, custom transforms": Row(
         (*SMALL, "augment.random_resized_crop.scale=[0.3,1.0]", "augment.cutmix=1", *TRANSFORMS),
-        (*UNEVEN, RESUMED),
+        (RESUMED_UNEVEN,),
     ),
     "list": Row(
-        LISTED,
-        (
-            Split(
-                2,
-                "[3,1]",
-                (f"data.file={FILES}/listed/list.csv", f"data.cache={FILES}/cache_of_list"),
-            ),
-            Split(3, "[2,0,1]", (f"data.file={FILES}/listed/list.csv", *STREAMED)),
-        ),
-        Split(1, more=(f"data.file={FILES}/listed/list.csv", "data.cache=null")),
+        (*LISTED, f"data.file={FILES}/listed/list.csv"),
+        (UNEVEN._replace(more=(f"data.cache={FILES}/cache_of_list",)),),
+        Split(1, more=("data.cache=null",)),
     ),
 }
 # with virtual shards the bits of one worker, in precisions in which people train; in float64 even
 # the sums of losses, which are always of float64, are rounded
-BITS = (Split(1, num_threads=2), Split(2, "[3,1]"), Split(3, "[2,0,1]", num_threads=2), RESUMED)
+WITH_THREADS = UNEVEN._replace(num_threads=2)
+ALONE_WITH_THREADS = Split(1, num_threads=2)
 VIRTUAL = (
-    ("micro-batches, every augmentation", "bfloat16"),
-    ("micro-batches, every augmentation", "float64"),
-    ("one more, averaged weights", "float32"),
-    ("partly used network", "float32"),
-    ("tied layers", "bfloat16"),
-    ("augmentations of photographs", "float32"),
-    ("AdamW", "float32"),
-    ("plateau", "float32"),
-    ("parameter groups", "float32"),
-    ("features that are computed once", "float32"),
-    ("class weights, own metric", "bfloat16"),
-    ("balanced classes", "float32"),
-    ("numbers, another loss", "float64"),
-    ("Dataset, custom transforms", "float32"),
-    ("folder, random crops, custom transforms", "float32"),
-    ("timm test_efficientnet", "float32"),
-    ("timm test_vit", "bfloat16"),
+    ("micro-batches, every augmentation", "float64", (Split(2, "[3,1]"), RESUMED)),
+    ("one more, averaged weights", "float32", (Split(2, "[3,1]"), RESUMED)),
+    ("partly used network", "float32", (Split(2, "[3,1]"), RESUMED, ALONE_WITH_THREADS)),
+    ("tied layers", "bfloat16", ()),
+    ("augmentations of photographs, AdamW, incomplete batch dropped", "float32", ()),
+    ("plateau", "float32", (RESUMED,)),
+    ("parameter groups", "float32", (RESUMED,)),
+    ("features that are computed once", "float32", (RESUMED,)),
+    ("class weights, own metric", "bfloat16", ()),
+    ("balanced classes", "float32", (RESUMED,)),
+    ("numbers, another loss", "float64", ()),
+    ("Dataset, custom transforms", "float32", ()),
+    ("folder, random crops, custom transforms", "float32", ()),
+    ("timm test_efficientnet", "float32", ()),
+    ("timm test_vit", "bfloat16", (ALONE_WITH_THREADS,)),
 )
-for name, precision in VIRTUAL:
+for name, precision, more_splits in VIRTUAL:
     shards = ("trainer.virtual_shards=4", f"trainer.precision={precision}")
-    # which have too few steps for an interruption
-    splits = BITS[:-1] if name.startswith("timm ") else BITS
     ROWS[f"{name}, virtual shards in {precision}"] = Row(
-        (*ROWS[name].overrides, *ROWS[name].alone.more, *shards), splits, bound=0
+        (*ROWS[name].overrides, *ROWS[name].alone.more, *shards),
+        (*more_splits, WITH_THREADS),
+        bound=0,
     )
 
 
