@@ -3,7 +3,6 @@
 The steps of one worker are those of torch's GradScaler: tests/unit/models/test_loss_scale.py.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,27 +47,25 @@ def net(folder: RunFolder) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def alone(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = write_run(tmp_path_factory.mktemp("alone") / "run", [*RECIPE, "trainer.devices=1"])
-    train_all([folder], 1, **gpus.environ(1))
-    assert folder.read_summary()["skipped_steps"] > 2
-    return folder
+def runs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """A training by one GPU, by three, and by one and then three."""
+    root = tmp_path_factory.mktemp("float16")
+    three = ("trainer.devices=3", "trainer.worker_weights=[2,0,1]")
+    alone = write_run(root / "alone", [*RECIPE, "trainer.devices=1"])
+    resumed = write_run(root / "resumed", [*RECIPE, "trainer.devices=1", CUT])
+    uneven = write_run(root / "uneven", [*RECIPE, *three])
+    train_all([alone, resumed], 1, EXIT_STOPPED, **gpus.environ(3))
+    resumed.config.write_text(resumed.config.read_text().replace("devices: 1", "devices: 3"))
+    train_all([resumed, uneven], 3, **gpus.environ(3))
+    return {"alone": alone, "resumed": resumed, "uneven": uneven}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "more", ["trainer.worker_weights=[2,0,1]", CUT], ids=["uneven worker_weights", "resumed"]
-)
-def test_skipped_steps_any_workers(
-    alone: RunFolder, gpus: PretendedGpus, tmp_path: Path, figure: Any, more: str
-) -> None:
+@pytest.mark.parametrize("name", ["uneven", "resumed"])
+def test_skipped_steps_any_workers(runs: dict[str, RunFolder], figure: Any, name: str) -> None:
     """A resume on another number of workers continues the growth of the scale."""
-    devices = 2 if more == CUT else 3
-    folder = write_run(tmp_path / "run", [*RECIPE, f"trainer.devices={devices}", more])
-    if more == CUT:
-        train_all([folder], 2, EXIT_STOPPED, **gpus.environ(3))
-        folder.config.write_text(folder.config.read_text().replace("devices: 2", "devices: 3"))
-    train_all([folder], 3, **gpus.environ(3))
+    alone, folder = runs["alone"], runs[name]
+    assert alone.read_summary()["skipped_steps"] > 2
     assert scales(folder) == scales(alone)
     assert folder.read_summary()["skipped_steps"] == alone.read_summary()["skipped_steps"]
     found, expected = net(folder), net(alone)

@@ -57,10 +57,23 @@ io.teardown()
 
 
 @pytest.fixture(scope="module")
-def uncut(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    folder = write_run(tmp_path_factory.mktemp("gpu") / "uncut", [*ON_GPU, "trainer.max_epochs=3"])
-    train_all([folder], 1, **gpus.environ(1))
-    return folder
+def runs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """A training, and the same one killed while checkpoints are written, and after one.
+
+    Before that one, values that wait for the device are logged.
+    """
+    root = tmp_path_factory.mktemp("gpu")
+    often = "+callbacks.last.every_n_train_steps=7"
+    more = {"uncut": (), "while written": (HOLDS, KILLED), "after": (often, KILLED)}
+    found = {
+        name: write_run(root / name, [*ON_GPU, "trainer.max_epochs=3", *settings])
+        for name, settings in more.items()
+    }
+    uncut, while_written, after = found.values()
+    train_all([uncut, while_written], 1, -signal.SIGKILL, **gpus.environ(1))
+    train_all([while_written, after], 1, -signal.SIGKILL, **gpus.environ(1))
+    train_all([after], 1, **gpus.environ(1))
+    return found
 
 
 def rows(folder: RunFolder) -> dict[int, dict[str, float]]:
@@ -91,29 +104,18 @@ def test_snapshot_of_checkpoint(gpus: PretendedGpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_logged_values_as_on_cpu(uncut: RunFolder, tmp_path: Path) -> None:
+def test_logged_values_as_on_cpu(runs: dict[str, RunFolder], tmp_path: Path) -> None:
     on_cpu = write_run(tmp_path / "cpu", [*RECIPE, "trainer.max_epochs=3"])
     train_all([on_cpu], 1)
-    expected, found = rows(on_cpu), rows(uncut)
+    expected, found = rows(on_cpu), rows(runs["uncut"])
     assert [*found] == [*expected] == [*range(1, 3 * 18 + 1)]
     for step, values in found.items():
         assert values == pytest.approx(expected[step], rel=1e-6), step
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "more", [HOLDS, "+callbacks.last.every_n_train_steps=7"], ids=["while written", "before"]
-)
-def test_resume_after_kill(
-    gpus: PretendedGpus, uncut: RunFolder, tmp_path: Path, more: str
-) -> None:
-    """The process is killed while checkpoints are written, or after one.
-
-    Before that one, values that wait for the device are logged.
-    """
-    folder = write_run(tmp_path / "run", [*ON_GPU, "trainer.max_epochs=3", more, KILLED])
-    for code in (-signal.SIGKILL, 0):
-        train_all([folder], 1, code, **gpus.environ(1))
-    assert rows(folder) == rows(uncut)
-    if more == HOLDS:  # the last checkpoint of the other one is of step 49
-        assert difference(uncut, folder) == 0
+def test_resume_after_kill(runs: dict[str, RunFolder]) -> None:
+    uncut, while_written, after = runs.values()
+    assert rows(while_written) == rows(after) == rows(uncut)
+    # the last checkpoint of the other one is of step 49
+    assert difference(uncut, while_written) == 0

@@ -20,41 +20,66 @@ from tests.support.harness import (
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
-# five steps an epoch, the last one of six images, which has graphs from the third epoch on;
+# three steps an epoch, the last one of six images, which has graphs from the third epoch on
+LENGTH = (
+    *("data.train_size=38", "data.val_size=10", "data.test_size=10", "trainer.max_epochs=4"),
+    "+callbacks.graphs={_target_:tests.support.callbacks.NotesGraphs}",
+)
 # dropout, clipping
 STEPS = (
     *(override for override in SMALL if override != "strategy=cpu"),
-    "model.width=2",
-    "trainer.max_epochs=4",
-    "+callbacks.graphs={_target_:tests.support.callbacks.NotesGraphs}",
+    *("model.width=2", *LENGTH),
 )
-OWN = (*(text for text in own_network("Plain") if text != "strategy=cpu"), *STEPS[-2:])
-# by name: settings, and how many keys have graphs at the end
+
+
+def with_network(name: str, *more: str) -> list[str]:
+    """STEPS with a network of tests/support/networks.py."""
+    network = [text for text in own_network(name) if text != "strategy=cpu"]
+    return [*network, *LENGTH, *more]
+
+
+# by number of GPUs and name: settings, and how many keys have graphs at the end
 RECIPES = {
-    "plain": STEPS,
-    "everything": (
-        *(*STEPS, *ACCUMULATE_AUGMENT, *PHOTOGRAPH_AUGMENT, "augment.rand_augment.num_ops=0"),
-        *("optimizer=adamw", "callbacks=ema", "data.memory=host", "trainer.deterministic=true"),
-    ),
-    "accumulation without dropout": (
-        *STEPS,
-        "trainer.accumulate_grad_batches=2",
-        "model.dropout=0",
-    ),
-    "bfloat16": (*STEPS, "trainer.precision=bfloat16", "trainer.deterministic=true"),
-    "float16": (*STEPS, "trainer.precision=float16"),
-    "frozen epochs": (
-        *(*STEPS, "trainer.max_epochs=5", "callbacks=ema"),
-        "+parameters.stem={pattern:'^(conv1|bn1|layer1)',frozen_epochs:2}",
-        "+parameters.second={pattern:'^layer2',frozen_epochs:null}",
-    ),
-    "class weights and mixed images": (
-        *STEPS,
-        "task.class_weights=[1,2,3,4,5,0,1,2,3,4]",
-        "augment.mixup=0.4",
-    ),
-    "custom network": OWN,
+    1: {
+        "plain": (STEPS, 2),
+        "accumulation without dropout": (
+            (*STEPS, "trainer.accumulate_grad_batches=2", "model.dropout=0"),
+            2,
+        ),
+        "bfloat16": ((*STEPS, "trainer.precision=bfloat16", "trainer.deterministic=true"), 2),
+        "class weights and mixed images": (
+            (*STEPS, "task.class_weights=[1,2,3,4,5,0,1,2,3,4]", "augment.mixup=0.4"),
+            2,
+        ),
+        "custom network": (with_network("Plain"), 2),
+    },
+    2: {
+        "everything": (
+            (
+                *(*STEPS, *ACCUMULATE_AUGMENT, *PHOTOGRAPH_AUGMENT, "trainer.worker_weights=[2,1]"),
+                *("augment.rand_augment.num_ops=0", "optimizer=adamw", "callbacks=ema"),
+                *("data.train_size=43", "data.memory=host", "trainer.deterministic=true"),
+            ),
+            4,
+        ),
+        "float16": ((*STEPS, "trainer.precision=float16", "trainer.worker_weights=[2,1]"), 2),
+        "frozen epochs": (
+            (
+                *(*STEPS, "trainer.max_epochs=5", "callbacks=ema", "trainer.worker_weights=[2,1]"),
+                "+parameters.stem={pattern:'^(conv1|bn1|layer1)',frozen_epochs:2}",
+                "+parameters.second={pattern:'^layer2',frozen_epochs:null}",
+            ),
+            2,
+        ),
+        # the second worker has one of the remainder of six images
+        "single image": (with_network("Plain", "trainer.worker_weights=[5,1]"), 1),
+        "refused on one rank": (with_network("WaitsOnRank1"), 0),
+    },
 }
+CASES = [(count, name) for count, recipes in RECIPES.items() for name in recipes]
+NAN_LOSS = with_network("HasADomain", "scheduler=constant", "optimizer.lr=0.1", "trainer.devices=1")
+STOPPED_AFTER = 7  # steps, in the third epoch
+Pairs = dict[str, list[RunFolder]]
 
 
 def pair(path: Path, *overrides: str) -> list[RunFolder]:
@@ -69,54 +94,59 @@ def graphs(folder: RunFolder) -> list[int]:
     return [int(line) for line in (folder.path / "graphs").read_text().split()]
 
 
-# numbers of GPUs: settings of their workers, recipes, and how many keys have graphs at the end: of
-# the remainder of six images, [2,1,1] gives one to the last worker
-MATRIX = {
-    1: (("trainer.devices=1",), dict.fromkeys(RECIPES, 2) | {"everything": 4}),
-    2: (
-        ("trainer.devices=2", "trainer.worker_weights=[2,1]"),
-        {"everything": 4, "float16": 2, "frozen epochs": 2},
-    ),
-    3: (("trainer.devices=3", "trainer.worker_weights=[2,1,1]"), {"custom network": 1}),
-}
+@pytest.fixture(scope="module")
+def pairs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """Every training, graphed and eager. The last one of some processes ends early."""
+    root = tmp_path_factory.mktemp("graphs")
+    found = {"NaN loss": pair(root / "NaN loss", *NAN_LOSS)}
+    for count, name in CASES:
+        settings, _ = RECIPES[count][name]
+        found[name] = pair(root / name, *settings, f"trainer.devices={count}")
+    two = (*STEPS, "trainer.devices=2")
+    stop = ends_after(STOPPED_AFTER, "SIGTERM")
+    stopped = write_run(root / "stopped", [*two, stop, "trainer.graph=true"])
+    eager = write_run(root / "eager", [*two, "trainer.graph=false"])
+    found["resumed"] = [stopped, eager]
+    network = with_network("OutOfMemoryAfterACapture", "trainer.graph=true", "trainer.devices=2")
+    out_of_memory = write_run(root / "out of memory", network)
+    found["out of memory"] = [out_of_memory]
+
+    one_gpu, two_gpus = (
+        [folder for name in recipes for folder in found[name]] for recipes in RECIPES.values()
+    )
+    graphed_nan, eager_nan = found["NaN loss"]
+    train_all([*one_gpu, graphed_nan], 1, EXIT_FAILED, **gpus.environ(1))
+    train_all([eager_nan], 1, EXIT_FAILED, **gpus.environ(1))
+    train_all([*two_gpus, stopped], 2, EXIT_STOPPED, **gpus.environ(2))
+    train_all([stopped, eager, out_of_memory], 2, EXIT_FAILED, **gpus.environ(2))
+    return found
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("count", MATRIX)
-def test_options_as_eager(gpus: PretendedGpus, tmp_path: Path, count: int) -> None:
-    workers, recipes = MATRIX[count]
-    pairs = {name: pair(tmp_path / name, *RECIPES[name], *workers) for name in recipes}
-    train_all([run for runs in pairs.values() for run in runs], count, **gpus.environ(3))
-    found = {
-        name: (graphs(graphed)[-1], difference(graphed, eager))
-        for name, (graphed, eager) in pairs.items()
-    }
-    assert found == {name: (num_keys, 0) for name, num_keys in recipes.items()}
-    if "plain" in pairs:
-        steps = graphs(pairs["plain"][0])
-        assert steps == [0, 0, 1, 1, 1] + [1] * 5 + [1, 1, 1, 1, 2] + [2] * 5
+@pytest.mark.parametrize(("count", "name"), CASES)
+def test_option_as_eager(pairs: Pairs, count: int, name: str) -> None:
+    graphed, eager = pairs[name]
+    _, num_keys = RECIPES[count][name]
+    assert (graphs(graphed)[-1], difference(graphed, eager)) == (num_keys, 0)
 
 
 @pytest.mark.full
-def test_resume_after_capture(gpus: PretendedGpus, tmp_path: Path) -> None:
-    recipe = [*STEPS, "trainer.devices=2"]
-    cut = write_run(tmp_path / "cut", [*recipe, ends_after(13, "SIGTERM"), "trainer.graph=true"])
-    eager = write_run(tmp_path / "eager", [*recipe, "trainer.graph=false"])
-    train_all([cut], 2, EXIT_STOPPED, **gpus.environ(2))
-    assert graphs(cut)[-1] == 1
-    train_all([cut, eager], 2, **gpus.environ(2))
-    assert difference(cut, eager) == 0
+def test_captured_steps(pairs: Pairs) -> None:
+    steps = graphs(pairs["plain"][0])
+    assert steps == [0, 0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert set(graphs(pairs["refused on one rank"][0])) == {0}
 
 
 @pytest.mark.full
-def test_nan_loss_replayed_graph(gpus: PretendedGpus, tmp_path: Path) -> None:
-    network = [
-        *(text for text in own_network("HasADomain") if text != "strategy=cpu"),
-        "scheduler=constant",
-    ]
-    runs = pair(tmp_path, *network, *STEPS[-2:], "optimizer.lr=0.1", "trainer.devices=1")
-    for folder in runs:
-        train_all([folder], 1, EXIT_FAILED, **gpus.environ(1))
+def test_resume_after_capture(pairs: Pairs) -> None:
+    resumed, eager = pairs["resumed"]
+    assert graphs(resumed)[STOPPED_AFTER - 1] == 1
+    assert difference(resumed, eager) == 0
+
+
+@pytest.mark.full
+def test_nan_loss_replayed_graph(pairs: Pairs) -> None:
+    runs = pairs["NaN loss"]
     graphed, eager = (folder.failure.read_text() for folder in runs)
     assert "The loss is not finite in optimizer step" in graphed
     assert graphs(runs[0])[-1] > 0
@@ -128,19 +158,6 @@ def test_nan_loss_replayed_graph(gpus: PretendedGpus, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_capture_refused_on_one_rank(gpus: PretendedGpus, tmp_path: Path) -> None:
-    network = [text for text in own_network("WaitsOnRank1") if text != "strategy=cpu"]
-    graphed, eager = pair(tmp_path, *network, *STEPS[-2:], "trainer.devices=2")
-    train_all([graphed, eager], 2, **gpus.environ(2))
-    assert set(graphs(graphed)) == {0}
-    assert difference(graphed, eager) == 0
-
-
-@pytest.mark.full
-def test_out_of_memory_after_capture(gpus: PretendedGpus, tmp_path: Path) -> None:
-    network = [text for text in own_network("OutOfMemoryAfterACapture") if text != "strategy=cpu"]
-    folder = write_run(
-        tmp_path / "run", [*network, *STEPS[-2:], "trainer.graph=true", "trainer.devices=2"]
-    )
-    train_all([folder], 2, EXIT_FAILED, **gpus.environ(2))
+def test_out_of_memory_after_capture(pairs: Pairs) -> None:
+    (folder,) = pairs["out of memory"]
     assert "rank 1 of 2 ran out of memory" in folder.failure.read_text()
