@@ -22,7 +22,6 @@ from tests.support.harness import (
     PATIENCE_S,
     ROOT,
     SMALL,
-    command,
     difference,
     environ,
     state,
@@ -108,14 +107,10 @@ def run(cwd: Path, arguments: list[str], **variables: str) -> subprocess.Complet
 
 def test_unsafe_layout_refused(tmp_path: Path) -> None:
     settings = (*FLOAT32, "data.train_size=16")
-    fine = run(tmp_path, command(*settings, "hydra.run.dir=run"), **WITHOUT_AVX512)
-    assert fine.returncode == 0, fine.stderr
-    forced = run(
-        tmp_path, command(*settings, "trainer.memory_format=channels_last"), **WITHOUT_AVX512
-    )
-    assert forced.returncode == EXIT_CONFIG, forced.stderr
-    assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.stderr
-    saved = tmp_path / "run" / "config.yaml"
+    forced = write_run(tmp_path / "forced", [*settings, "trainer.memory_format=channels_last"])
+    train_all([forced], 1, EXIT_CONFIG, **WITHOUT_AVX512)
+    assert "the gradient of layer2.0.downsample.0 on this CPU" in forced.failure.read_text()
+    saved = trained(tmp_path / "run", settings).config
     saved.write_text(
         saved.read_text().replace("memory_format: auto", "memory_format: channels_last")
     )
@@ -185,7 +180,7 @@ def float64(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
     path = tmp_path_factory.mktemp("float64")
     folders = {
         width: write_run(path / str(width), [*ONE_EPOCH, f"model.width={width}"])
-        for width in (1, 3, 7, 8)
+        for width in (1, 7, 8)
     }
     train_all(list(folders.values()), 1)
     return folders
