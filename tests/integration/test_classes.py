@@ -32,15 +32,13 @@ def test_class_weights_balanced_saved(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_fold_rows_any_workers(tmp_path: Path) -> None:
     fold = (*on_data("data=digits", "data.folds=5", "data.fold=1"), "trainer.limit_train_batches=3")
-    runs = [
-        write_run(tmp_path / str(count), (*fold, f"trainer.devices={count}")) for count in (1, 2, 3)
-    ]
-    for count, run in enumerate(runs, 1):
-        train_all([run], count)
-    alone, *others = (run.fold_rows.read_bytes() for run in runs)
-    assert others == [alone, alone]
-    rows = rows_of(runs[0].fold_rows)
-    names = json.loads(gzip.decompress(runs[0].images.read_bytes()))["test"]["names"]
+    uneven = ("trainer.devices=3", "trainer.worker_weights=[2,0,1]")
+    alone = trained(tmp_path / "alone", fold)
+    together = write_run(tmp_path / "together", (*fold, *uneven))
+    train_all([together], 3)
+    assert together.fold_rows.read_bytes() == alone.fold_rows.read_bytes()
+    rows = rows_of(alone.fold_rows)
+    names = json.loads(gzip.decompress(alone.images.read_bytes()))["test"]["names"]
     assert [row["file"] for row in rows] == names
 
 

@@ -16,7 +16,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
 from tests.support.exact import cut_after, train
 from tests.support.harness import difference, train_all, write_run
-from tests.support.image_files import CHANGES, write_folder
+from tests.support.image_files import write_folder, write_image
 
 PLAIN = (
     *("data=image_folder", "data.image_size=16", "data.val_fraction=0.2", "data.test_fraction=0.2"),
@@ -75,6 +75,16 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Files, RunFolder, Path]:
+    """Files, a run on them, and the file of its features."""
+    files = Files(tmp_path_factory.mktemp("stored"))
+    run = files.run()
+    assert train(run) == 0
+    (store,) = files.stores
+    return files, run, store
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("cache", ["there", pytest.param("null", marks=pytest.mark.full)])
 def test_head_from_features(files: Files, cache: str) -> None:
@@ -88,10 +98,10 @@ def test_head_from_features(files: Files, cache: str) -> None:
 
 
 @pytest.mark.full
-def test_resume_without_files(files: Files) -> None:
+def test_resume_without_files(stored: tuple[Files, RunFolder, Path], files: Files) -> None:
     """On another machine, which has neither the features nor the pretrained weights."""
-    complete, run = files.run(), files.run()
-    assert train(complete) == 0
+    _, complete, _ = stored
+    run = files.run()
     cut_after(run, 2)
     for path in (*files.stores, files.weights):
         path.unlink()
@@ -100,17 +110,23 @@ def test_resume_without_files(files: Files) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("change", ["changed", "added", "removed"])
-def test_changed_image(files: Files, change: str) -> None:
+def test_changed_images(files: Files) -> None:
     """A file that has the features of all images is not written again."""
     assert train(files.run()) == 0
-    written = files.stores[0].stat().st_ino
-    path = next(iter(sorted(files.images.rglob("*07.png"))))
-    CHANGES[change](path)
-    run, plain = files.run(), files.run(head_only="each_epoch")
-    assert train(run) == train(plain) == 0
-    assert difference(run, plain) < 1e-12
-    assert (files.stores[0].stat().st_ino == written) == (change == "removed")
+    changed, removed = sorted(files.images.rglob("*07.png"))
+
+    def is_written_again() -> bool:
+        written = files.stores[0].stat().st_ino
+        run, plain = files.run(), files.run(head_only="each_epoch")
+        assert train(run) == train(plain) == 0
+        assert difference(run, plain) < 1e-12
+        return files.stores[0].stat().st_ino != written
+
+    removed.unlink()
+    assert not is_written_again()
+    write_image(changed, seed=98)
+    write_image(changed.with_name("new.png"), seed=99)
+    assert is_written_again()
 
 
 @pytest.mark.full
@@ -126,21 +142,25 @@ def test_changed_image(files: Files, change: str) -> None:
     ],
 )
 def test_recomputed_other_settings(
-    files: Files, more: tuple[str, ...], name: str, seed: int, bound: float
+    stored: tuple[Files, RunFolder, Path],
+    more: tuple[str, ...],
+    name: str,
+    seed: int,
+    bound: float,
 ) -> None:
-    assert train(files.run()) == 0
-    files.weights = save_weights(files.folder / "other.pth", name, seed)
-    run, plain = files.run(*more), files.run(*more, head_only="each_epoch")
+    files, _, _ = stored
+    weights = save_weights(files.folder / f"{name} {seed}.pth", name, seed)
+    settings = (f"model.pretrained='{weights}'", *more)
+    run, plain = files.run(*settings), files.run(*settings, head_only="each_epoch")
     assert train(run) == train(plain) == 0
     assert difference(run, plain) < bound
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("content", [b"", b"no array", None])
-def test_damaged_file(files: Files, content: bytes | None) -> None:
-    first, second = files.run(), files.run()
-    assert train(first) == 0
-    (store,) = files.stores
+def test_damaged_file(stored: tuple[Files, RunFolder, Path], content: bytes | None) -> None:
+    files, first, store = stored
+    second = files.run()
     store.write_bytes(store.read_bytes()[:-100] if content is None else content)
     assert train(second) == 0
     assert difference(first, second) == 0
@@ -148,10 +168,9 @@ def test_damaged_file(files: Files, content: bytes | None) -> None:
 
 @pytest.mark.full
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_file_of_other_user(files: Files) -> None:
+def test_file_of_other_user(stored: tuple[Files, RunFolder, Path]) -> None:
     """It is computed and written again."""
-    assert train(files.run()) == 0
-    (store,) = files.stores
+    files, _, store = stored
     os.chown(store, 12345, -1)
     assert train(files.run()) == 0
     assert store.stat().st_uid == 0

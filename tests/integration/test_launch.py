@@ -179,10 +179,9 @@ def test_second_ctrl_c(
     assert status["state"] == ("failed" if (state, rank) == ("training", 0) else state)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_nan_loss_failed_run(tmp_path: Path, num_workers: int) -> None:
+def test_nan_loss_failed_run(tmp_path: Path) -> None:
     overrides = [*own_network("BecomesNan"), "trainer.max_epochs=10", "silent=true"]
-    done = run(tmp_path, *overrides, f"trainer.devices={num_workers}", PYTHONPATH=str(ROOT))
+    done = run(tmp_path, *overrides, "trainer.devices=2", PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout) == (1, "")
     folder = latest(tmp_path)
     # 70 samples in batches of 16 are 5 steps an epoch: the 30th step is the last of epoch 6
