@@ -29,6 +29,7 @@ RANDOM_CROPS = "augment.random_resized_crop.scale=[0.3,1.0]"
 NEVER_WAITS = (
     *PHOTOGRAPH_AUGMENT,
     "trainer.precision=bfloat16",
+    "trainer.max_epochs=1",
     "trainer.log_every_n_steps=3",
     "+callbacks.waits={_target_:tests.support.callbacks.NeverWaits}",
 )
@@ -54,7 +55,6 @@ RECIPES = {
         "data.image_size=4",
         "model.width=1",
         "augment.cutmix=1.0",
-        "trainer.max_epochs=1",
     ),
     "never waits, pinned": (*NEVER_WAITS, RANDOM_CROPS, "data.train_size=160", "data.memory=host"),
     "never waits, float16": (

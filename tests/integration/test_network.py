@@ -1,6 +1,5 @@
 """The processes of a job form a group over one network; test_slurm_training.py has a real SLURM."""
 
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -19,7 +18,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World, first_node, outer_world, step_port
 from tests.support import commands
 from tests.support.composed import config_of, errors_of
-from tests.support.harness import PATIENCE_S, ROOT, SMALL, environ, write_run
+from tests.support.harness import PATIENCE_S, ROOT, SMALL, write_run
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 STEP |= {
@@ -94,19 +93,15 @@ def test_step_port(job: int, step: int, later: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.processes
 def test_rendezvous_file(tmp_path: Path) -> None:
     texts = (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
     folder = write_run(tmp_path / "run", texts)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", MEET, str(rank), str(folder.path)],
-            cwd=ROOT,
-            env=environ(),
-            stdout=subprocess.PIPE,
-        )
+        commands.Command([sys.executable, "-c", MEET, str(rank), str(folder.path)], cwd=ROOT)
         for rank in (1, 0)  # rank 1 waits for the file
     ]
-    printed = [process.communicate(timeout=PATIENCE_S)[0].decode() for process in processes]
+    printed = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
     assert printed == [f"{[(rank, ['lo', '=lo', '2']) for rank in (0, 1)]}\n"] * 2
     assert not list(folder.path.glob("rendezvous-*"))
 
