@@ -50,36 +50,43 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.fixture(scope="module")
+def runs(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """Trainings of two workers from the weights of a file."""
+    settings = {
+        "torchvision": ("torchvision squeezenet1_1", *STILL),
+        "timm": ("timm test_resnet", *STILL),
+        "frozen norms": ("timm test_resnet", "model.frozen_norms=true"),
+    }
+    root, found = tmp_path_factory.mktemp("runs"), {}
+    for name, (network, *more) in settings.items():
+        weights_file = files[network.partition(" ")[0]]
+        recipe = of_library(network, f"model.pretrained={weights_file}", *more)
+        found[name] = write_run(root / name, [*recipe, "trainer.devices=2"])
+    train_all([*found.values()], 2)
+    return found
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("library", "name", "first", "head", "mean"),
+    ("library", "first", "head", "mean"),
     [
-        (
-            "torchvision",
-            "squeezenet1_1",
-            "features.0.weight",
-            "classifier.1",
-            (0.485 + 0.456 + 0.406) / 3,
-        ),
-        ("timm", "test_resnet", "conv1.0.weight", "fc", 0.5),
+        ("torchvision", "features.0.weight", "classifier.1", (0.485 + 0.456 + 0.406) / 3),
+        ("timm", "conv1.0.weight", "fc", 0.5),
     ],
 )
 def test_pretrained_file(
     files: dict[str, Path],
-    tmp_path: Path,
+    runs: dict[str, RunFolder],
     library: str,
-    name: str,
     first: str,
     head: str,
     mean: float,
 ) -> None:
-    settings = (f"model.pretrained={files[library]}", "trainer.devices=2", *STILL)
-    folder = write_run(tmp_path / "run", of_library(f"{library} {name}", *settings))
-    train_all([folder], 2)
     path = files[library]
     there = (timm.models.load_state_dict if library == "timm" else torch.load)(str(path))
     there = there.get("state_dict", there)
-    saved = weights(folder)
+    saved = weights(runs[library])
     for key, value in there.items():
         here = saved["state_dict"][f"net.{key}"].to(value.dtype)
         if key.startswith(f"{head}."):
@@ -175,11 +182,10 @@ def test_new_head_equal_outputs(make: Any, name: str, head: str) -> None:
     assert make(3, 5, name=name, **PLAIN).get_submodule(head).weight.std() > 0.2
 
 
-def test_frozen_norms(files: dict[str, Path], tmp_path: Path) -> None:
-    settings = (f"model.pretrained={files['timm']}", "model.frozen_norms=true", "trainer.devices=2")
-    folder = write_run(tmp_path / "run", of_library("timm test_resnet", *settings))
-    train_all([folder], 2)
-    saved, there = weights(folder)["state_dict"], timm.models.load_state_dict(str(files["timm"]))
+@pytest.mark.processes
+def test_frozen_norms(files: dict[str, Path], runs: dict[str, RunFolder]) -> None:
+    saved = weights(runs["frozen norms"])["state_dict"]
+    there = timm.models.load_state_dict(str(files["timm"]))
     norms = {name.removesuffix("running_mean") for name in there if name.endswith("running_mean")}
     for name, value in there.items():
         if name.startswith("fc."):
