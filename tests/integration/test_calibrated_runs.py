@@ -135,8 +135,10 @@ def fold_values(run: RunFolder) -> torch.Tensor:
 
 @pytest.mark.full
 def test_fold_predictions(tmp_path: Path) -> None:
-    epoch = ("trainer.max_epochs=1", "global_batch_size=16")
-    fold = (*DIGITS, "data.folds=5", "data.fold=1", *epoch)
+    fold = (
+        *(*DIGITS, "data.folds=5", "data.fold=1"),
+        *("trainer.max_epochs=1", "global_batch_size=16"),
+    )
     best = trained(tmp_path / "best", fold)
     last = trained(tmp_path / "last", (*fold, "callbacks.checkpoint=null"))
     raw = trained(tmp_path / "raw", (*fold, "calibrate=false"))

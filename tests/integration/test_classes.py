@@ -32,9 +32,10 @@ def test_class_weights_balanced_saved(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_fold_rows_any_workers(tmp_path: Path) -> None:
     fold = (*on_data("data=digits", "data.folds=5", "data.fold=1"), "trainer.limit_train_batches=3")
-    uneven = ("trainer.devices=3", "trainer.worker_weights=[2,0,1]")
     alone = trained(tmp_path / "alone", fold)
-    together = write_run(tmp_path / "together", (*fold, *uneven))
+    together = write_run(
+        tmp_path / "together", (*fold, "trainer.devices=3", "trainer.worker_weights=[2,0,1]")
+    )
     train_all([together], 3)
     assert together.fold_rows.read_bytes() == alone.fold_rows.read_bytes()
     rows = rows_of(alone.fold_rows)

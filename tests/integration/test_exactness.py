@@ -20,7 +20,7 @@ from lockstep.assembly import checkpoints
 from lockstep.runs.folder import RunFolder
 from tests.support.exact import cut_after, trained
 from tests.support.harness import ROOT, difference, train_all, write_run
-from tests.support.matrix import FILES, ROWS, Split, write_sources
+from tests.support.matrix import ALONE, FILES, ROWS, Split, write_sources
 
 GOLDEN = ROOT / "tests" / "support" / "golden_bits.json"
 AT_ONCE = 20  # trainings of one group of processes, whose end is awaited for PATIENCE_S
@@ -78,8 +78,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if split.stop_after:
             cut_after(run, split.stop_after)
             run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer
-            text = run.config.read_text()
-            text = text.replace("devices: 1\n", f"devices: {split.num_workers}\n")
+            text = run.config.read_text().replace("devices: 1\n", f"devices: {split.num_workers}\n")
             weights = f"worker_weights: {split.worker_weights}\n"
             run.config.write_text(text.replace("worker_weights: null\n", weights))
     for size, num_threads in ((1, 1), (2, 1), (3, 1), (1, 2), (3, 2)):
@@ -116,6 +115,22 @@ def test_equals_one_process(runs: Runs, name: str, split: Split, figure: Any) ->
     assert results(other) == pytest.approx(results(alone), rel=row.bound, abs=row.bound)
     if row.bound == 0:
         assert other.read_summary()["weights_sha256"] == alone.read_summary()["weights_sha256"]
+
+
+@pytest.mark.full
+@pytest.mark.processes
+@pytest.mark.parametrize("split", [ALONE])
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("schedule of epochs", [0.05, 0.025, 0.0125]),
+        ("plateau", [0.1, 0.05, 0.025]),  # no accuracy is twice the first
+        ("warm restarts", [0.025, 0.075, 0.1]),
+    ],
+)
+def test_rates_of_schedule(runs: Runs, name: str, split: Split, rates: list[float]) -> None:
+    rows = runs[name, split].read_metrics()
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
 
 
 @pytest.mark.full

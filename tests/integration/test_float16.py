@@ -50,10 +50,11 @@ def net(folder: RunFolder) -> dict[str, torch.Tensor]:
 def runs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     """A training by one GPU, by three, and by one and then three."""
     root = tmp_path_factory.mktemp("float16")
-    three = ("trainer.devices=3", "trainer.worker_weights=[2,0,1]")
     alone = write_run(root / "alone", [*RECIPE, "trainer.devices=1"])
     resumed = write_run(root / "resumed", [*RECIPE, "trainer.devices=1", CUT])
-    uneven = write_run(root / "uneven", [*RECIPE, *three])
+    uneven = write_run(
+        root / "uneven", [*RECIPE, "trainer.devices=3", "trainer.worker_weights=[2,0,1]"]
+    )
     train_all([alone, resumed], 1, EXIT_STOPPED, **gpus.environ(3))
     resumed.config.write_text(resumed.config.read_text().replace("devices: 1", "devices: 3"))
     train_all([resumed, uneven], 3, **gpus.environ(3))

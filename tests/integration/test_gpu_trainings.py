@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("four_gpus_here")]
 
 ON_GPU = tuple(override for override in SMALL if override != "strategy=cpu")
 RANDOM_CROPS = "augment.random_resized_crop.scale=[0.3,1.0]"
+FOLDER = (
+    *(override for override in ON_GPU if not override.startswith("data")),
+    *("data=image_folder", "data.image_size=8", "data.num_workers=1", RANDOM_CROPS),
+)
 NEVER_WAITS = (
     *PHOTOGRAPH_AUGMENT,
     "trainer.precision=bfloat16",
@@ -88,26 +92,14 @@ def matrix(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> tup
     runs, output = {}, ""
     for count, (workers, recipes) in MATRIX.items():
         for recipe in recipes:
-            overrides = [*ON_GPU, *RECIPES[recipe], *workers]
-            runs[count, recipe] = write_run(root / f"{count} {recipe}", overrides)
+            runs[count, recipe] = write_run(
+                root / f"{count} {recipe}", [*ON_GPU, *RECIPES[recipe], *workers]
+            )
         if count == 1:
             write_folder(root / "images")
-            kept = [override for override in ON_GPU if not override.startswith("data")]
-            folder = [
-                "data=image_folder",
-                f"data.root={root / 'images'}",
-                "data.image_size=8",
-                RANDOM_CROPS,
-            ]
             for memory in ("host", "stream"):
-                overrides = [
-                    *kept,
-                    *folder,
-                    f"data.memory={memory}",
-                    "data.num_workers=1",
-                    "trainer.devices=1",
-                ]
-                runs[1, memory] = write_run(root / memory, overrides)
+                images = (f"data.root={root / 'images'}", f"data.memory={memory}")
+                runs[1, memory] = write_run(root / memory, [*FOLDER, *images, *workers])
         folders = [folder for key, folder in runs.items() if key[0] == count]
         output += "".join(train_all(folders, count, **gpus.environ(4, is_asking=True)))
     return runs, output

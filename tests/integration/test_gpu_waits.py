@@ -63,11 +63,14 @@ def runs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> dict[
     Before that one, values that wait for the device are logged.
     """
     root = tmp_path_factory.mktemp("gpu")
-    often = "+callbacks.last.every_n_train_steps=7"
-    more = {"uncut": (), "while written": (HOLDS, KILLED), "after": (often, KILLED)}
+    settings = {
+        "uncut": (),
+        "while written": (HOLDS, KILLED),
+        "after": ("+callbacks.last.every_n_train_steps=7", KILLED),
+    }
     found = {
-        name: write_run(root / name, [*ON_GPU, "trainer.max_epochs=3", *settings])
-        for name, settings in more.items()
+        name: write_run(root / name, [*ON_GPU, "trainer.max_epochs=3", *more])
+        for name, more in settings.items()
     }
     uncut, while_written, after = found.values()
     train_all([uncut, while_written], 1, -signal.SIGKILL, **gpus.environ(1))

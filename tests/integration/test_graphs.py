@@ -103,22 +103,20 @@ def pairs(gpus: PretendedGpus, tmp_path_factory: pytest.TempPathFactory) -> Pair
         settings, _ = RECIPES[count][name]
         found[name] = pair(root / name, *settings, f"trainer.devices={count}")
     two = (*STEPS, "trainer.devices=2")
-    stop = ends_after(STOPPED_AFTER, "SIGTERM")
-    stopped = write_run(root / "stopped", [*two, stop, "trainer.graph=true"])
-    eager = write_run(root / "eager", [*two, "trainer.graph=false"])
-    found["resumed"] = [stopped, eager]
+    found["resumed"] = [
+        write_run(root / "stopped", [*two, ends_after(STOPPED_AFTER, "SIGTERM")]),
+        write_run(root / "eager", [*two, "trainer.graph=false"]),
+    ]
     network = with_network("OutOfMemoryAfterACapture", "trainer.graph=true", "trainer.devices=2")
-    out_of_memory = write_run(root / "out of memory", network)
-    found["out of memory"] = [out_of_memory]
-
+    found["out of memory"] = [write_run(root / "out of memory", network)]
     one_gpu, two_gpus = (
         [folder for name in recipes for folder in found[name]] for recipes in RECIPES.values()
     )
-    graphed_nan, eager_nan = found["NaN loss"]
-    train_all([*one_gpu, graphed_nan], 1, EXIT_FAILED, **gpus.environ(1))
-    train_all([eager_nan], 1, EXIT_FAILED, **gpus.environ(1))
-    train_all([*two_gpus, stopped], 2, EXIT_STOPPED, **gpus.environ(2))
-    train_all([stopped, eager, out_of_memory], 2, EXIT_FAILED, **gpus.environ(2))
+    train_all([*one_gpu, found["NaN loss"][0]], 1, EXIT_FAILED, **gpus.environ(1))
+    train_all([found["NaN loss"][1]], 1, EXIT_FAILED, **gpus.environ(1))
+    resumed = found["resumed"]
+    train_all([*two_gpus, resumed[0]], 2, EXIT_STOPPED, **gpus.environ(2))
+    train_all([*resumed, *found["out of memory"]], 2, EXIT_FAILED, **gpus.environ(2))
     return found
 
 
@@ -159,5 +157,4 @@ def test_nan_loss_replayed_graph(pairs: Pairs) -> None:
 
 @pytest.mark.full
 def test_out_of_memory_after_capture(pairs: Pairs) -> None:
-    (folder,) = pairs["out of memory"]
-    assert "rank 1 of 2 ran out of memory" in folder.failure.read_text()
+    assert "rank 1 of 2 ran out of memory" in pairs["out of memory"][0].failure.read_text()

@@ -114,8 +114,9 @@ def test_unsafe_layout_refused(tmp_path: Path) -> None:
     saved.write_text(
         saved.read_text().replace("memory_format: auto", "memory_format: channels_last")
     )
-    tool = [sys.executable, "-m", "lockstep.cli.main", "eval", "run"]
-    evaluated = run(tmp_path, tool, **WITHOUT_AVX512)
+    evaluated = run(
+        tmp_path, [sys.executable, "-m", "lockstep.cli.main", "eval", "run"], **WITHOUT_AVX512
+    )
     assert evaluated.returncode == 0, evaluated.stderr
 
 

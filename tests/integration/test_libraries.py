@@ -60,9 +60,9 @@ def runs(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     }
     root, found = tmp_path_factory.mktemp("runs"), {}
     for name, (network, *more) in settings.items():
-        weights_file = files[network.partition(" ")[0]]
-        recipe = of_library(network, f"model.pretrained={weights_file}", *more)
-        found[name] = write_run(root / name, [*recipe, "trainer.devices=2"])
+        library, _ = network.split(" ")
+        more += [f"model.pretrained={files[library]}", "trainer.devices=2"]
+        found[name] = write_run(root / name, of_library(network, *more))
     train_all([*found.values()], 2)
     return found
 

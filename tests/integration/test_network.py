@@ -95,8 +95,9 @@ def test_step_port(job: int, step: int, later: int) -> None:
 @pytest.mark.full
 @pytest.mark.processes
 def test_rendezvous_file(tmp_path: Path) -> None:
-    texts = (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
-    folder = write_run(tmp_path / "run", texts)
+    folder = write_run(
+        tmp_path / "run", (*SMALL, "strategy.interface=lo", "+strategy.variables.X=2")
+    )
     processes = [
         commands.Command([sys.executable, "-c", MEET, str(rank), str(folder.path)], cwd=ROOT)
         for rank in (1, 0)  # rank 1 waits for the file

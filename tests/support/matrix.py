@@ -78,7 +78,6 @@ UNEVEN = Split(3, "[2,0,1]")
 DECODED_BY_TWO = UNEVEN._replace(more=("data.num_workers=2",))  # each sample has other neighbors
 RESUMED = Split(3, stop_after=1)  # inside the first epoch
 RESUMED_UNEVEN = UNEVEN._replace(stop_after=1)
-RESUMED_LATER = Split(2, stop_after=5)  # inside the second epoch
 
 
 class Row(NamedTuple):
@@ -140,7 +139,7 @@ ROWS = {
     # -- optimizers, schedules, groups of parameters, initial weights
     # resumed before and after a change of the second epoch
     **{
-        name: Row(overrides, (RESUMED_UNEVEN, RESUMED_LATER))
+        name: Row(overrides, (RESUMED_UNEVEN, Split(2, stop_after=5)))
         for name, overrides in OPTIMIZATION.items()
     },
     "weights of other classes": Row(
@@ -265,11 +264,10 @@ ROWS = {
 # with virtual shards the bits of one worker, in precisions in which people train; in float64 even
 # the sums of losses, which are always of float64, are rounded
 WITH_THREADS = UNEVEN._replace(num_threads=2)
-ALONE_WITH_THREADS = Split(1, num_threads=2)
 VIRTUAL = (
     ("micro-batches, every augmentation", "float64", (Split(2, "[3,1]"), RESUMED)),
     ("one more, averaged weights", "float32", (Split(2, "[3,1]"), RESUMED)),
-    ("partly used network", "float32", (Split(2, "[3,1]"), RESUMED, ALONE_WITH_THREADS)),
+    ("partly used network", "float32", (Split(2, "[3,1]"), RESUMED, Split(1, num_threads=2))),
     ("tied layers", "bfloat16", ()),
     ("augmentations of photographs, AdamW, incomplete batch dropped", "float32", ()),
     ("plateau", "float32", (RESUMED,)),
@@ -281,7 +279,7 @@ VIRTUAL = (
     ("Dataset, custom transforms", "float32", ()),
     ("folder, random crops, custom transforms", "float32", ()),
     ("timm test_efficientnet", "float32", ()),
-    ("timm test_vit", "bfloat16", (ALONE_WITH_THREADS,)),
+    ("timm test_vit", "bfloat16", (Split(1, num_threads=2),)),
 )
 for name, precision, more_splits in VIRTUAL:
     shards = ("trainer.virtual_shards=4", f"trainer.precision={precision}")
