@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf, open_dict, read_write
+from omegaconf import OmegaConf, open_dict
 
 from lockstep.config import overrides
 from lockstep.config.composing import compose, hydra_job
@@ -29,10 +29,10 @@ def show(arguments: Namespace, override_lines: Sequence[str], source: Source) ->
     except compose.REFUSALS:
         overrides.plan(override_lines, source)  # This call raises their errors.
         raise
-    with hydra_job.hydra_config(cfg), read_write(cfg.hydra):
+    with hydra_job.hydra_config(cfg):
         if arguments.resolve:
             OmegaConf.resolve(cfg)
-    with open_dict(cfg), read_write(cfg.hydra), open_dict(cfg.hydra):
+    with open_dict(cfg), open_dict(cfg.hydra):
         if arguments.cfg == "job":
             del cfg["hydra"]
         elif arguments.cfg == "hydra":

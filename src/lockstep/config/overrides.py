@@ -4,7 +4,7 @@ Each job is composed and checked once, and all errors are reported together.
 """
 
 import contextlib
-import copy
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -289,7 +289,8 @@ def _compose_choices(
     cfg, errors = command.compositions[lines]
     if cfg is None:
         raise ConfigError(*errors)
-    return copy.deepcopy(cfg), list(errors)
+    # Faster than a deep copy.
+    return pickle.loads(pickle.dumps(cfg)), list(errors)
 
 
 def _compose_accepted(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.config.composing.compose import parse_override
@@ -20,7 +20,8 @@ from lockstep.config.errors import ConfigError, Error, one_line
 def hydra_config(cfg: DictConfig) -> Iterator[None]:
     """Let this process read the section `hydra` of `cfg` in this block."""
     previous_cfg = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)
+    # `set_config` would copy the section.
+    HydraConfig.instance().cfg = cfg  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
@@ -43,7 +44,7 @@ def begin(
         for override in overrides
         if override.key_or_group not in form.exclude_keys
     ]
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
+    with open_dict(cfg.hydra):
         cfg.hydra.overrides.task = [override.input_line for override in overrides]
         cfg.hydra.job.override_dirname = form.item_sep.join(sorted(dirname_items)).replace(
             "=", form.kv_sep
@@ -53,8 +54,7 @@ def begin(
     with hydra_config(cfg):
         root = _text(cfg, "hydra.sweep.dir" if is_multirun else "hydra.run.dir")
         subdir = _text(cfg, "hydra.sweep.subdir") if is_multirun else ""
-    with read_write(cfg.hydra):
-        cfg.hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
+    cfg.hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
     return root, subdir
 
 
