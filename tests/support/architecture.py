@@ -7,6 +7,7 @@ promise and picture.
 import ast
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from pathlib import Path
 
@@ -84,11 +85,7 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
 
     `for_types` includes imports for type checkers.
     """
-    tree = ast.parse(path.read_text())
-    for node in () if for_types else ast.walk(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body.clear()
-    for node in ast.walk(tree):
+    for node in nodes(path) if for_types else _runtime_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,6 +99,19 @@ def imports(path: Path, *, for_types: bool = True) -> Iterator[str]:
                 for name in inner
             )
             yield from {name or node.module for name in known}
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
+def _runtime_nodes(path: Path) -> Iterator[ast.AST]:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body.clear()
+    return ast.walk(tree)
 
 
 def own_imports(path: Path) -> set[str]:

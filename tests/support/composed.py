@@ -1,4 +1,4 @@
-"""Configurations of conf/ and their errors are composed once for all tests of a process.
+"""Configurations of conf/ are composed once for all tests of a process.
 
 Hydra takes 60 ms for each.
 """
@@ -10,7 +10,6 @@ import pytest
 from omegaconf import DictConfig
 
 from lockstep.config import overrides
-from lockstep.config.checks import validation
 from lockstep.config.composing.compose import DEFAULT, Source, compose_config
 from lockstep.config.errors import ConfigError
 from lockstep.config.schema.configuration import Config
@@ -34,8 +33,10 @@ def _kept(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
 
 
 def config_of(*texts: str) -> Config:
-    """The checked configuration of some overrides."""
-    return validation.check_config(composed_once(texts))
+    """The checked configuration of some overrides, which may have a search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overrides, "compose_config", composed_once)
+        return overrides.plan(texts, is_multirun=True).configs[0]
 
 
 def errors_of(*texts: str) -> list[str]:

@@ -1,13 +1,15 @@
 """Set-up that tests of several modules share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from lockstep.cli import main
+from lockstep.config import overrides
 from lockstep.system import hardware, processes
+from tests.support.composed import composed_once
 
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -28,6 +30,15 @@ LAUNCHER_VARIABLES = (
 )
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _checked_here() -> Iterator[None]:
+    """Compose configurations of conf/ once, and check them in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overrides, "compose_config", composed_once)
+        patch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
+        yield
+
+
 @pytest.fixture
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the folder of the test the current one."""
@@ -42,9 +53,8 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check configurations in this process, on a machine without GPUs."""
-    monkeypatch.setattr(processes, "call", lambda function, *arguments: function(*arguments))
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check configurations as on a machine without GPUs."""
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 0)
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.support.architecture import (
     MODULES,
     imports,
     layer_of,
+    nodes,
     outward_imports,
     own_imports,
     part_of,
@@ -97,12 +97,7 @@ def test_private_names_single_module() -> None:
 
 
 def _nodes(path: Path, *kinds: type[ast.AST]) -> "Iterator[Any]":
-    return (node for node in _all_nodes(path) if isinstance(node, kinds))
-
-
-@cache
-def _all_nodes(path: Path) -> list[ast.AST]:
-    return [*ast.walk(ast.parse(path.read_text()))]
+    return (node for node in nodes(path) if isinstance(node, kinds))
 
 
 def _is_set(node: ast.Attribute) -> bool:
@@ -139,6 +134,7 @@ def test_promise_imports() -> None:
     ],
     ids=["checked", "only reads run folders"],
 )
+@pytest.mark.processes
 def test_command_imports(names: list[str], left_out: set[str]) -> None:
     """Commands start without torch, and those that only read runs start without Hydra, too."""
     modules = ", ".join(f"lockstep.{name}" for name in names)

@@ -79,7 +79,7 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
         ((*OF_TIMM, "model.name=resnet18.nothing"), (1.0, "bilinear")),
     ],
 )
-@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.usefixtures("no_gpus")
 def test_resolve_pretrained_preprocessing(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:

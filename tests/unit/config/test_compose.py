@@ -21,6 +21,7 @@ from lockstep.config.composing.compose import (
 from lockstep.config.errors import ConfigError
 from lockstep.starter.project import FILES
 from lockstep.system.trees import at, leaves
+from tests.support.composed import composed_once
 
 OURS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 OWN = """\
@@ -52,37 +53,46 @@ WITHOUT_OURS = "defaults:\n  - base\n  - experiment: null\n  - _self_\ntrainer:\
 BASE = "defaults:\n  - lockstep\n  - override data: images\n  - override model: net\n  - _self_\n"
 
 
-@pytest.fixture(params=[None, MORE, WITHOUT_OURS], ids=["fresh", "more", "nested"])
+PROJECTS = {"fresh": None, "more": MORE, "nested": WITHOUT_OURS}
+
+
+@pytest.fixture(params=PROJECTS)
 def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
     """A project as `lockstep new` makes it, and two variants.
 
     One has more in config.yaml, and one includes Lockstep by a file.
     """
     conf = Path(shutil.copytree(FILES / "conf", tmp_path / "conf"))
-    if request.param is not None:
-        (conf / "config.yaml").write_text(request.param)
+    text = PROJECTS[request.param]
+    if text is not None:
+        (conf / "config.yaml").write_text(text)
     (conf / "base.yaml").write_text(BASE)
     (conf / "experiment" / "own.yaml").write_text(OWN)
     return Source(conf)
 
 
 def tree(source: Source, *typed: str) -> dict[str, Any]:
-    return cast(Any, OmegaConf.to_container(compose_config(typed, source)))
+    return cast(Any, OmegaConf.to_container(composed_once(typed, source)))
 
 
-@pytest.mark.parametrize("experiment", [*OURS, "own"])
+@pytest.mark.parametrize(
+    ("source", "experiment"),
+    [*(("more", name) for name in OURS), *((project, "own") for project in PROJECTS)],
+    indirect=["source"],
+)
 def test_experiment_over_project(source: Source, experiment: str) -> None:
     typed = [f"experiment={experiment}", *["data.root=X"] * (experiment in ("finetune", "probe"))]
     conf = source.conf if experiment == "own" else CONF
     stated = yaml.safe_load((conf / "experiment" / f"{experiment}.yaml").read_text())
-    made = tree(source, *typed)
+    (job,) = overrides.plan(typed, source).jobs
+    made: Any = OmegaConf.to_container(job.cfg)
     for entry in stated.pop("defaults"):
         ((key, option),) = entry.items()
         group = key.removeprefix("override /")
         assert made[group]["_target_"] == tree(DEFAULT, f"{group}={option}")[group]["_target_"]
     values = {key: value for key, value in leaves(stated, "") if not isinstance(value, list)}
     assert values.items() <= {key: at(made, key.split(".")) for key in values}.items()
-    assert overrides.plan(typed, source).configs[0].name == experiment
+    assert job.config.name == experiment
 
 
 def test_command_line_over_experiment(source: Source) -> None:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,18 +11,18 @@ import pytest
 from lockstep.config import saved_run
 from lockstep.config.checks.validation import check_tree
 from lockstep.config.checks.workers import Workers, resolve_workers
-from lockstep.config.composing.compose import compose_config, plain_tree
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.system import hardware
 from lockstep.system.launcher import outer_world
+from tests.support.composed import config_of
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.mark.parametrize("asked", [None, 1])
 def test_adapt_multi_node_run(asked: int | None) -> None:
-    tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
+    tree = to_tree(config_of("data=synthetic", "strategy=cpu"))
     tree["trainer"] |= {"num_nodes": 2, "devices": 3, "worker_weights": [1, 2, 0, 1, 1, 1]}
     here = saved_run.adapt_to_machine(Config.model_validate(tree), devices=asked, strategy=None)
     assert resolve_workers(check_tree(to_tree(here))).world_size == (asked or 3)
@@ -44,7 +45,7 @@ def test_adapt_run_to_launcher(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    tree = to_tree(check_tree(plain_tree(compose_config(["data=synthetic", "strategy=cpu"]))[0]))
+    tree = to_tree(config_of("data=synthetic", "strategy=cpu"))
     tree["trainer"] |= {"devices": 3, "worker_weights": [1, 2, 0]}
     saved, world = Config.model_validate(tree), outer_world(os.environ)
     for devices in (None, 2):
@@ -69,12 +70,17 @@ def srun(
     return {**step, **place, **({} if gpus is None else {"SLURM_GPUS_ON_NODE": gpus})}
 
 
+@cache
+def default_config() -> Config:
+    return config_of()
+
+
 class Machine:
     """A machine with GPUs, maybe inside a launcher."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        self._config = check_tree(plain_tree(compose_config([]))[0])
+        self._config = default_config()
         self.has(0, {})
 
     def has(self, num_gpus: int, variables: Mapping[str, int | str]) -> None:

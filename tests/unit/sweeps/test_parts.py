@@ -22,8 +22,6 @@ import torch
 from lockstep.cluster import scheduler, submission
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
-from lockstep.config.checks import validation
-from lockstep.config.composing.compose import compose_config, plain_tree
 from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
@@ -46,7 +44,7 @@ from lockstep.trials.differences import Spread, bounded, spread
 from lockstep.trials.ledger import Ledger, Trial, command_of, trial_of
 from lockstep.trials.results import Objective, monitored_objective
 from lockstep.trials.table import Table, table, write
-from tests.support import job_records
+from tests.support import composed, job_records
 from tests.support.harness import environ
 
 CPU = Machine((), (0, 1, 2, 3))
@@ -55,7 +53,7 @@ ACCURACY = Objective("val/accuracy", True)
 
 
 def config_of(*overrides: str) -> Config:
-    return validation.check_tree(plain_tree(compose_config(["strategy=cpu", *overrides]))[0])
+    return composed.config_of("strategy=cpu", *overrides)
 
 
 def on_gpus(devices: object, *overrides: str, strategy: str = "auto") -> Config:
@@ -334,6 +332,7 @@ def test_sweep_and_trial_identity() -> None:
     assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
+@pytest.mark.processes
 def test_failed_sweep_saves_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = book(tmp_path / "sweep", "lr=1")
     process = child.start(partial(_saves, tmp_path / "saved"), environ())
