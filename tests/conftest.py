@@ -1,5 +1,7 @@
 """Processes of tests have one thread each, and measured differences are shown at the end."""
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -35,6 +37,20 @@ def _server(request: pytest.FixtureRequest) -> None:
         )
         if any(item.get_closest_marker("processes") for item in request.session.items):
             processes.start_server()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Defer what few tests need of the libraries that most tests import, as a training does."""
+    from lockstep.system.libraries import lazy
+
+    gc.disable()
+    with lazy():
+        result = yield
+    atexit.register(gc.unfreeze)
+    gc.freeze()  # Later collections of garbage skip the modules, which stay.
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
