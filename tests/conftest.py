@@ -1,6 +1,5 @@
 """Processes of tests have one thread each, and measured differences are shown at the end."""
 
-import atexit
 import gc
 import os
 import sys
@@ -41,14 +40,15 @@ def _server(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Defer what few tests need of the libraries that most tests import, as a training does."""
+    """Defer what few tests need of the libraries that most tests import, as a training does.
+
+    Collections of garbage would visit the modules again and again.
+    """
     from lockstep.system.libraries import lazy
 
     gc.disable()
     with lazy():
         result = yield
-    atexit.register(gc.unfreeze)
-    gc.freeze()  # Later collections of garbage skip the modules, which stay.
     gc.enable()
     return result
 

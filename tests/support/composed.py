@@ -34,9 +34,7 @@ def _kept(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
 
 def config_of(*texts: str) -> Config:
     """The checked configuration of some overrides, which may have a search."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overrides, "compose_config", composed_once)
-        return overrides.plan(texts, is_multirun=True).configs[0]
+    return overrides.plan(texts, is_multirun=True).configs[0]
 
 
 def errors_of(*texts: str) -> list[str]:

@@ -106,11 +106,6 @@ def test_submission_errors(tools: Path, overrides: tuple[str, ...], error: str) 
     assert error in found
 
 
-def test_submission_without_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "sbatch" in errors_of(*SLURM)[0]
-
-
 @pytest.mark.parametrize(
     ("overrides", "num_workers", "num_gpus"),
     [

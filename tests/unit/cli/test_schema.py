@@ -6,7 +6,6 @@ and whether only a training refuses it.
 
 import re
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ LINE = re.compile(
 )
 
 
-@cache
 def validator() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         # A grammar of URLs, which no file names, would take 2 s.

@@ -53,7 +53,7 @@ WITHOUT_OURS = "defaults:\n  - base\n  - experiment: null\n  - _self_\ntrainer:\
 BASE = "defaults:\n  - lockstep\n  - override data: images\n  - override model: net\n  - _self_\n"
 
 
-PROJECTS = {"fresh": None, "more": MORE, "nested": WITHOUT_OURS}
+PROJECTS = {"fresh": (FILES / "conf/config.yaml").read_text(), "more": MORE, "nested": WITHOUT_OURS}
 
 
 @pytest.fixture(params=PROJECTS)
@@ -63,9 +63,7 @@ def source(tmp_path: Path, request: pytest.FixtureRequest) -> Source:
     One has more in config.yaml, and one includes Lockstep by a file.
     """
     conf = Path(shutil.copytree(FILES / "conf", tmp_path / "conf"))
-    text = PROJECTS[request.param]
-    if text is not None:
-        (conf / "config.yaml").write_text(text)
+    (conf / "config.yaml").write_text(PROJECTS[request.param])
     (conf / "base.yaml").write_text(BASE)
     (conf / "experiment" / "own.yaml").write_text(OWN)
     return Source(conf)

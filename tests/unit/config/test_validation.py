@@ -833,6 +833,7 @@ HINTS = [
     ("Shuffle=every-epoch", "remove it: training images are shuffled in each epoch"),
 ]
 NAMES = {name: hint for foreign, hint in HINTS for name in foreign.split()}
+SETTINGS = [name for name in NAMES if "=" in name or "." in name]
 
 
 @pytest.mark.parametrize("line", [settings for _, settings in FOREIGN_NAMES])
@@ -844,11 +845,7 @@ def test_foreign_name_suggestion(line: str) -> None:
     assert {word.partition("=")[0] for word in words} <= {*keys, *ALL_GROUPS}
 
 
-def is_setting(name: str) -> bool:
-    return "=" in name or "." in name
-
-
-@pytest.mark.parametrize("typed", [name for name in NAMES if is_setting(name)])
+@pytest.mark.parametrize("typed", SETTINGS)
 def test_foreign_setting_refused(monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
     (error,) = errors(typed if "=" in typed else f"{typed}=3")
@@ -857,7 +854,7 @@ def test_foreign_setting_refused(monkeypatch: pytest.MonkeyPatch, typed: str) ->
 
 def test_foreign_names_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "num_visible_gpus", lambda: 1)
-    names = [name for name in NAMES if not is_setting(name)]
+    names = [name for name in NAMES if name not in SETTINGS]
     found = errors(*(f"trainer.{name}=3" for name in names))
     for name, error in zip(names, found, strict=True):
         endings = (NAMES[name], NAMES[name].replace("...", "3"), "model=timm model.name=3")

@@ -70,9 +70,7 @@ def srun(
     return {**step, **place, **({} if gpus is None else {"SLURM_GPUS_ON_NODE": gpus})}
 
 
-@cache
-def default_config() -> Config:
-    return config_of()
+default_config = cache(config_of)
 
 
 class Machine:
