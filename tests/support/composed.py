@@ -4,6 +4,7 @@ Hydra takes 60 ms for each.
 """
 
 import functools
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -24,11 +25,12 @@ def composed_once(
     """
     if source != DEFAULT:
         return compose_config(texts, source, with_hydra=with_hydra)
-    return _kept(tuple(texts), with_hydra)
+    return _kept(tuple(texts), with_hydra, os.getcwd())
 
 
 @functools.cache
-def _kept(texts: tuple[str, ...], with_hydra: bool) -> DictConfig:
+def _kept(texts: tuple[str, ...], with_hydra: bool, folder: str) -> DictConfig:
+    """`folder` is in the section of Hydra."""
     return compose_config(texts, with_hydra=with_hydra)
 
 
