@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from lockstep.runs.files import unused_path
-from lockstep.runs.folder import RunFolder
+from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.text import expand_path
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # Hydra parses these as another type.
@@ -95,6 +95,10 @@ def find(name: str) -> RunFolder:
     for folder in (path, "outputs" / path):
         if (folder / "config.yaml").is_file():
             return RunFolder(folder.resolve())
+        if (folder / SWEEP).is_file():
+            raise FileNotFoundError(
+                f"{name} is a sweep, not a run: lockstep runs {quote_path(folder)} lists its runs."
+            )
     raise FileNotFoundError(
         f"{name} is not a run folder: it has no config.yaml. lockstep runs lists the runs."
     )
