@@ -125,16 +125,15 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     print_line(out, title, "bold")
     out.print(rule)
     for label, value in filled_rows:
-        if isinstance(value, str):
-            is_command, is_long = value.startswith(PROGRAMS), label_width + len(value) > out.width
-            value = (
-                "\n" * is_long + printable(value)
-                if is_command
-                else _break_lines(value, out.width, label_width)
-            )
-        out.print(
-            Text.assemble((f"{printable(label):<{label_width}}", "dim"), value), soft_wrap=True
-        )
+        line = str(value)
+        if line.startswith(PROGRAMS):
+            is_long = label_width + len(line) > out.width
+            lines = "\n" * is_long + printable(line)
+        else:
+            lines = _break_lines(line, out.width, label_width)
+        style = value.style if isinstance(value, Text) else ""
+        cells = ((f"{printable(label):<{label_width}}", "dim"), (lines, style))
+        out.print(Text.assemble(*cells), soft_wrap=True)
     out.print(rule)
 
 

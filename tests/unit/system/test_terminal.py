@@ -4,6 +4,7 @@ import io
 import re
 
 import pytest
+from rich.text import Text
 
 from lockstep.callbacks.console import live_line
 from lockstep.system import terminal
@@ -40,6 +41,14 @@ def test_terminal_without_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
     print_table(new_table(["a", "b"], [["1", "2"]], out), out)
     out.file.flush()
     assert raw.getvalue().decode("ascii").splitlines()[1] == "-" * 78
+
+
+def test_table_styled_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal(file=io.StringIO(), width=40, force_terminal=True, color_system=None)
+    monkeypatch.setattr(terminal, "terminal", lambda: out)
+    show_table("Data", [("leaks", Text("in more than one split, see data.group=", style="red"))])
+    lines = out.file.getvalue().splitlines()[2:-1]
+    assert lines == ["leaks  in more than one split, see", "       data.group="]
 
 
 @pytest.mark.parametrize(
