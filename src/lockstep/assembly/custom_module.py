@@ -157,8 +157,9 @@ class Companion(L.Callback):
         checkpoint["image_format"] = self._images._asdict()
 
     def _collect(self, trainer: L.Trainer) -> None:
-        metrics = trainer.callback_metrics.items()
-        self.metrics |= {name: float(value) for name, value in metrics if name[-5:] != "_step"}
+        for name, value in trainer.callback_metrics.items():
+            if not name.endswith("_step"):
+                self.metrics[name] = float(value)
 
     def _compare_ranks(self, trainer: L.Trainer, keys: Sequence[str]) -> None:
         """Raise MetricError if a metric that one of the settings `keys` names is unfit.

@@ -61,8 +61,9 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
     contradictions = [duplicate for duplicate in duplicates if "contradiction" in duplicate.kinds]
     exact_duplicates = [duplicate for duplicate in duplicates if duplicate.kind == "duplicate"]
     near_duplicates = [duplicate for duplicate in duplicates if duplicate.kind == "near-duplicate"]
+    broken_lines = inspection.broken
     unfit_lines = _unfit_targets(config, inspection)
-    lines = [f"broken: {line}" for line in inspection.broken]
+    lines = [f"broken: {line}" for line in broken_lines]
     lines += [f"targets: {line}" for line in unfit_lines]
     for listed in (wrong_duplicates, exact_duplicates, near_duplicates):
         texts = [f"{duplicate.kind}: {duplicate.text}" for duplicate in listed]
@@ -102,7 +103,7 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
         ("groups", describe_groups(images)),
         ("sizes", _sizes(sides)),
         *uses.items(),
-        ("broken", _finding(inspection.broken, "cannot be used", "red")),
+        ("broken", _finding(broken_lines, "cannot be used", "red")),
         ("targets", Text(target_text, style="red")),
         ("leaks", _finding(leaks, split_text + leak_text, "red")),
         ("contradictions", _finding(contradictions, "in more than one class", "red")),
@@ -116,7 +117,7 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
         "splits": {split: _split_facts(images, split) for split in images.by_name},
         **uses,
         "sizes": sides,
-        "broken": inspection.broken,
+        "broken": broken_lines,
         "wrong_targets": unfit_lines,
         "duplicates": [_duplicate_facts(duplicate) for duplicate in duplicates],
     }
@@ -126,7 +127,7 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
         show_table(f"Data: {config.data.target.rpartition('.')[2]}", rows)
         for line in lines:
             print_line(terminal(), line)
-    return EXIT_FAILED if inspection.broken or unfit_lines or wrong_duplicates else 0
+    return EXIT_FAILED if broken_lines or unfit_lines or wrong_duplicates else 0
 
 
 def _open(config: Config) -> tuple[Splits, Decoding | None, list[Splits]]:

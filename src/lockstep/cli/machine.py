@@ -61,7 +61,9 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
                     "compute_capability": ".".join(map(str, capability)),
                     "bfloat16": bfloat16_unit(torch.device("cuda", number)) is not None,
                     "linked_to": [
-                        o for o in others if torch.cuda.can_device_access_peer(number, o)
+                        other
+                        for other in others
+                        if torch.cuda.can_device_access_peer(number, other)
                     ],
                 }
             )

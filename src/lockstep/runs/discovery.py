@@ -234,12 +234,15 @@ def _notes(folder: RunFolder) -> JsonObject:
     content = _or_empty({}, read_json, folder.notes, 4 * MAX_NOTES_BYTES)
     note = content.get("note")
     tags = content.get("tags")
-    facts = {
-        "noted": content and changed_ns / 1e9,
-        "note": isinstance(note, str) and note,
-        "tags": isinstance(tags, list) and [tag for tag in tags if isinstance(tag, str)],
-    }
-    return {name: value for name, value in facts.items() if value}
+    facts: JsonObject = {}
+    if content:
+        facts["noted"] = changed_ns / 1e9
+    if note and isinstance(note, str):
+        facts["note"] = note
+    texts = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    if texts:
+        facts["tags"] = texts
+    return facts
 
 
 def _state_before_status(folder: RunFolder) -> str:
