@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.errors import ConfigError, Error, config_error, errors_of
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed.collectives import gather_objects, is_distributed
@@ -73,12 +73,10 @@ def agree(config: Config, world_size: int) -> None:
     identity = (config_file.fingerprint(config), world_size)
     for rank, rank_identity in enumerate(gather_objects(identity)):
         if rank_identity != identity:
-            raise ConfigError(
-                Error(
-                    "conflict",
-                    f"rank {rank}",
-                    f"has another configuration or world size, {rank_identity}, "
-                    f"than this process, {identity}",
-                    "start all processes with the same command and files",
-                )
+            raise config_error(
+                "conflict",
+                f"rank {rank}",
+                f"has another configuration or world size, {rank_identity}, "
+                f"than this process, {identity}",
+                "start all processes with the same command and files",
             )

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.errors import ConfigError, config_error, file_error
 from lockstep.runs import naming
 from lockstep.runs.files import atomic_file, no_link
 from lockstep.runs.folder import RunFolder
@@ -49,13 +49,11 @@ def choose_checkpoint(folder: RunFolder, path: Path) -> Chosen:
         errors.append(f"{display_path(candidate)} {error}")
     if not path.exists() and not alternatives:
         return Chosen(None, "")
-    raise ConfigError(
-        Error(
-            "damaged",
-            "",
-            "; ".join(errors),
-            "restore one of them from a backup, or start a new run",
-        )
+    raise config_error(
+        "damaged",
+        "",
+        "; ".join(errors),
+        "restore one of them from a backup, or start a new run",
     )
 
 
@@ -92,28 +90,24 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     if path.is_file():
         error = damage(path)
         if error is not None:
-            raise ConfigError(
-                Error(
-                    "damaged", f"init_from={init_from}", error, "use another file, or a run folder"
-                )
+            raise config_error(
+                "damaged", f"init_from={init_from}", error, "use another file, or a run folder"
             )
         return path
     try:
         folder = naming.find(init_from)
         permissions.need_readable(folder)
     except FileNotFoundError as error:
-        raise ConfigError(Error("missing", "", f"init_from={error}")) from error
+        raise config_error("missing", "", f"init_from={error}") from error
     except OSError as error:
         raise ConfigError(file_error(error).within("init_from")) from error
     best = choose_checkpoint(folder, folder.best_checkpoint).path
     if best is None:
-        raise ConfigError(
-            Error(
-                "missing",
-                f"init_from={init_from}",
-                "has no checkpoint yet",
-                "use another run, or remove it",
-            )
+        raise config_error(
+            "missing",
+            f"init_from={init_from}",
+            "has no checkpoint yet",
+            "use another run, or remove it",
         )
     return best
 

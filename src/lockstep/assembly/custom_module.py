@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics.metric import Metric
@@ -25,7 +25,7 @@ LOG_HINT = "log a metric of torchmetrics, or the result of lockstep.sum_over_glo
 
 def build_module(
     session: Session, images: ImageFormat, total_steps: int
-) -> tuple[L.LightningModule, "Companion"]:
+) -> tuple[LightningModule, "Companion"]:
     """Build the custom LightningModule and its companion. Every rank must call it.
 
     The module receives those standard arguments that it accepts. Raises ConfigError if it cannot be
@@ -46,7 +46,7 @@ def build_module(
     with build.section_errors(config, "module"):
         arguments = {name: make() for name, make in standard_arguments.items() if name in names}
         module = build.build(config.module, **arguments)
-        if not isinstance(module, L.LightningModule):
+        if not isinstance(module, LightningModule):
             raise TypeError("it is not a LightningModule of lightning")
         refuse_inexact_norms(module)
         dropouts = replace_dropout(module, config.seed)
@@ -62,7 +62,7 @@ def build_module(
     return module, Companion(f"module._target_={config.module.target}", images, dropouts, monitors)
 
 
-class Companion(L.Callback):
+class Companion(Callback):
     """Passes shards to the dropouts of a custom module, and collects its logged metrics.
 
     It also saves the image format. `monitors` maps settings to the metrics they name. Callbacks
@@ -86,7 +86,7 @@ class Companion(L.Callback):
         self.metrics: dict[str, float] = {}
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set metrics of single values, such as MeanMetric, to float64.
 
         Moving a metric to a device has reset its dtype.
@@ -103,13 +103,13 @@ class Companion(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         for dropout in self._dropouts:
             dropout.shard = batch.shard
 
     @override
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collect the metrics of the validation.
 
         Raises MetricError if a watched metric is missing or differs between ranks.
@@ -123,7 +123,7 @@ class Companion(L.Callback):
         )
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collect the metrics of the epoch, and drop those of an earlier validation.
 
         Raises MetricError if a watched metric is missing or differs between ranks.
@@ -146,22 +146,22 @@ class Companion(L.Callback):
         )
 
     @override
-    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._collect(trainer)
         self._compare_ranks(trainer, [])
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["image_format"] = self._images._asdict()
 
-    def _collect(self, trainer: L.Trainer) -> None:
+    def _collect(self, trainer: Trainer) -> None:
         for name, value in trainer.callback_metrics.items():
             if not name.endswith("_step"):
                 self.metrics[name] = float(value)
 
-    def _compare_ranks(self, trainer: L.Trainer, keys: Sequence[str]) -> None:
+    def _compare_ranks(self, trainer: Trainer, keys: Sequence[str]) -> None:
         """Raise MetricError if a metric that one of the settings `keys` names is unfit.
 
         Report other metrics that differ between ranks. Every rank must call it.

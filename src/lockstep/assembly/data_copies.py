@@ -6,7 +6,7 @@ Only the creation of a copy imports torch.
 import os
 from pathlib import Path
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.target_sections import IMAGE_LIST, Data
 from lockstep.data.images.image_table import copied_digest, is_image, print_unread, real_names
 from lockstep.data.transfer import copying
@@ -28,26 +28,22 @@ def stage(section: Data, *, is_first: bool) -> tuple[Data, str]:
     folder = Path(section.copy_to or section.arguments()["cache"]).absolute()
     setting = f"data.{key}={folder}"
     if section.target != IMAGE_LIST and folder.resolve().is_relative_to(origin):
-        raise ConfigError(
-            Error(
-                "conflict",
-                setting,
-                f"lies inside the folder to copy, {origin}",
-                "set it to another folder",
-            )
+        raise config_error(
+            "conflict",
+            setting,
+            f"lies inside the folder to copy, {origin}",
+            "set it to another folder",
         )
     copy = together(
         lambda: copying.copy(_files(section, root, origin), folder, setting) if is_first else None
     )
     copies = {copy for copy in gather_objects(copy) if copy is not None}
     if len(copies) > 1:
-        raise ConfigError(
-            Error(
-                "changed",
-                origin,
-                "changed while one node after the other copied it",
-                "delete its copies",
-            )
+        raise config_error(
+            "changed",
+            origin,
+            "changed while one node after the other copied it",
+            "delete its copies",
         )
     local = folder / copies.pop()[0]
     return section.model_copy(update={"root": str(local)}), f"{local} is the copy of {origin}"

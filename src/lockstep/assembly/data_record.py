@@ -4,7 +4,6 @@ It contains names, targets, groups, splits and contents. Contents are the sizes 
 hashes of parts of some files.
 """
 
-import contextlib
 import gzip
 import hashlib
 import heapq
@@ -13,6 +12,7 @@ import os
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.assembly.agreement import together
@@ -233,7 +233,7 @@ def contents_of(table: "ImageTable") -> Contents:
 
 
 def _hash(path: str, size: int) -> str | None:
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
         blocks = [
             os.pread(file.fileno(), PART, max(0, at)) for at in (0, (size - PART) // 2, size - PART)
         ]

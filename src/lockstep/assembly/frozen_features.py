@@ -6,18 +6,18 @@ the pixels that the network receives, and the input of the head. Images that are
 added to it.
 """
 
-import contextlib
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -26,7 +26,7 @@ from lockstep.assembly.agreement import together
 from lockstep.assembly.precision import end_training_precision
 from lockstep.assembly.session import Session
 from lockstep.callbacks.stop import StopTogether
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.decoded_splits import is_trusted
 from lockstep.data.loader import NUM_AHEAD, read_ahead
@@ -49,18 +49,18 @@ FREE_KEYS = ("pretrained", "head_only", "frozen_norms")
 T = TypeVar("T")
 
 
-class FrozenFeatures(L.Callback):
+class FrozenFeatures(Callback):
     """Serves features in place of images from the start of a fit, when the weights are loaded."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._serve(trainer, pl_module, self._session, ("train", "val", "test"))
 
     @override
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Serve features in float32 for the steps after a training in another precision."""
         end_training_precision(trainer, pl_module)
         if self._session.precision not in ("float32", "float64"):
@@ -70,7 +70,7 @@ class FrozenFeatures(L.Callback):
 
     @torch.no_grad()
     def _serve(
-        self, trainer: L.Trainer, module: L.LightningModule, session: Session, splits: Iterable[str]
+        self, trainer: Trainer, module: LightningModule, session: Session, splits: Iterable[str]
     ) -> None:
         """Compute the features that the cache lacks, and serve them.
 
@@ -87,13 +87,11 @@ class FrozenFeatures(L.Callback):
                 f"computes features once, and {config.data.target} may draw each sample at random"
             )
         if config.optimizer.is_newton and data.batches("train").num_steps > 1:
-            raise ConfigError(
-                Error(
-                    "range",
-                    f"global_batch_size={config.global_batch_size}",
-                    "is smaller than the training set, and optimizer=newton needs all images",
-                    "raise it",
-                )
+            raise config_error(
+                "range",
+                f"global_batch_size={config.global_batch_size}",
+                "is smaller than the training set, and optimizer=newton needs all images",
+                "raise it",
             )
         if session.is_distributed:
             broadcast([*module.parameters(), *module.buffers()])
@@ -104,10 +102,10 @@ class FrozenFeatures(L.Callback):
             for split, split_digests in digests.items()
             for row, digest in enumerate(split_digests)
         }
-        callbacks: Iterable[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        callbacks: Iterable[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         # There is no such callback in `lockstep verify`.
         stops = [callback for callback in callbacks if isinstance(callback, StopTogether)]
-        with contextlib.ExitStack() as lock_stack:
+        with ExitStack() as lock_stack:
             _on_disk(
                 path,
                 lambda path: lock_stack.enter_context(_lock(path)) if session.rank == 0 else None,
@@ -144,8 +142,8 @@ class FrozenFeatures(L.Callback):
 
 
 def _refusal(problem: str) -> ConfigError:
-    return ConfigError(
-        Error("unsupported", "model.head_only=true", problem, "use model.head_only=each_epoch")
+    return config_error(
+        "unsupported", "model.head_only=true", problem, "use model.head_only=each_epoch"
     )
 
 
@@ -202,7 +200,7 @@ def _on_disk(path: Path | None, work: Callable[[Path], T], otherwise: T) -> T:
     return together(explained)
 
 
-def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
+def _lock(path: Path) -> AbstractContextManager[object]:
     path.parent.mkdir(parents=True, exist_ok=True)
     return wait_for_lock(path.with_suffix(".lock"), "computes features")
 
@@ -213,7 +211,7 @@ def _read(path: Path, record: np.dtype[Any]) -> NDArray[Any]:
     There are none if the file does not exist, or if another user could have written it.
     """
     if is_trusted(path):
-        with contextlib.suppress(ValueError, EOFError):  # The file may not be a file of NumPy.
+        with suppress(ValueError, EOFError):  # The file may not be a file of NumPy.
             table = np.load(path, mmap_mode="c")
             if table.dtype == record:
                 return table

@@ -3,9 +3,9 @@
 They serve copies, comparisons with other images, and commands that inspect the files.
 """
 
-import contextlib
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, Data
@@ -97,6 +97,6 @@ def _shorter_sides(images: Splits) -> list[int]:
     names, sides = images.train.names, list[int]()
     for name in names[:: -(-len(names) // 32)]:
         # Broken images are reported where they are decoded.
-        with contextlib.suppress(Exception), open_image(f"{images.folder}/{name}") as image:
+        with suppress(Exception), open_image(f"{images.folder}/{name}") as image:
             sides.append(min(image.size))
     return sides

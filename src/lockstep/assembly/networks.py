@@ -3,11 +3,11 @@
 All of them are built from the configuration.
 """
 
-import contextlib
 import copy
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from torchmetrics.metric import Metric
 from lockstep.assembly.session import Session
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
@@ -122,20 +122,18 @@ def refuse_draws(config: Config, net: nn.Module, image_shape: tuple[int, int, in
     """
     with (
         build.section_errors(config, "model"),
-        contextlib.suppress(RuntimeError, AssertionError, NotImplementedError),
+        suppress(RuntimeError, AssertionError, NotImplementedError),
     ):
         trial = copy.deepcopy(net)
         for dropout in replace_dropout(trial, config.seed):
             dropout.shard = Shard(0, 0, 0, 2, 0, 2, 2)
         layer = drawing_layer(trial, torch.zeros(2, *image_shape))
         if layer is not None:
-            raise ConfigError(
-                Error(
-                    "unsupported",
-                    f"model._target_={config.model.target}",
-                    f": the layer {layer} draws random numbers that differ between workers",
-                    "use nn.Dropout or nn.Dropout2d",
-                )
+            raise config_error(
+                "unsupported",
+                f"model._target_={config.model.target}",
+                f": the layer {layer} draws random numbers that differ between workers",
+                "use nn.Dropout or nn.Dropout2d",
             )
 
 
@@ -287,12 +285,10 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> layout.Lay
     memory_format = session.config.trainer.memory_format
     # A forward pass is safe.
     if memory_format == "channels_last" and faulty_layer is not None and is_trained:
-        raise ConfigError(
-            Error(
-                "machine",
-                "trainer.memory_format=channels_last",
-                f": oneDNN crashes or errs in the gradient of {faulty_layer} on this CPU",
-                "use auto",
-            )
+        raise config_error(
+            "machine",
+            "trainer.memory_format=channels_last",
+            f": oneDNN crashes or errs in the gradient of {faulty_layer} on this CPU",
+            "use auto",
         )
     return layout.choose_layout(memory_format, faulty_layer)

@@ -1,14 +1,14 @@
 """The device of a rank, and the precision of a run that is chosen for it."""
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.models.classifier import Classifier
 from lockstep.system.hardware import keep_freed_memory
@@ -38,13 +38,11 @@ def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
     if precision == "tf32":
         if unit is None:  # bfloat16 and TF32 came with the same GPUs.
-            raise ConfigError(
-                Error(
-                    "machine",
-                    "trainer.precision=tf32",
-                    f", but {device_name} has no TF32",
-                    "use float32",
-                )
+            raise config_error(
+                "machine",
+                "trainer.precision=tf32",
+                f", but {device_name} has no TF32",
+                "use float32",
             )
         reason = f"as set: float32, which {device_name} multiplies as TF32, with 11 of 24 bits"
         return precision, reason
@@ -85,7 +83,7 @@ def set_tf32(is_on: bool) -> None:
     torch.set_float32_matmul_precision("high" if is_on else "highest")
 
 
-def end_training_precision(trainer: L.Trainer, module: L.LightningModule) -> None:
+def end_training_precision(trainer: Trainer, module: LightningModule) -> None:
     """Make a module compute in float32 from now on, or in float64 if its weights are float64.
 
     The result is the same on every machine.
@@ -97,7 +95,7 @@ def end_training_precision(trainer: L.Trainer, module: L.LightningModule) -> Non
         trainer.strategy.precision_plugin = Precision()
 
 
-@contextlib.contextmanager
+@contextmanager
 def keep_float32() -> Iterator[None]:
     """Restore the settings by which torch multiplies float32 after the block.
 
@@ -108,12 +106,12 @@ def keep_float32() -> Iterator[None]:
     switches: list[Any] = [torch.backends, cudnn, cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul]  # pyright: ignore[reportAttributeAccessIssue]
     switches += [mkldnn, mkldnn.conv, mkldnn.matmul, mkldnn.rnn]  # pyright: ignore[reportAttributeAccessIssue]
     # The stack restores the last one first.
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         for switch in reversed(switches):
             stack.callback(setattr, switch, "fp32_precision", switch.fp32_precision)
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             stack.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
-        with contextlib.suppress(RuntimeError):
+        with suppress(RuntimeError):
             products = torch.get_float32_matmul_precision()
             stack.callback(torch.set_float32_matmul_precision, products)
         yield

@@ -1,11 +1,11 @@
 """The process group of a run, and how its ranks find each other."""
 
-import contextlib
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing_extensions import override
 from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import resolve_device
 from lockstep.config.checks.workers import Workers
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
@@ -102,19 +102,17 @@ def _refuse_mixed(device: torch.device, world: World, store: Store) -> None:
             store.set("all have read", "")
         if world.rank == 0:  # The store ends with this process.
             store.get("all have read")
-        raise ConfigError(
-            Error(
-                "machine",
-                "",
-                f"{count} of {world.world_size} workers have no GPU, on {host}",
-                "start workers only where there are GPUs, or use strategy=cpu",
-            )
+        raise config_error(
+            "machine",
+            "",
+            f"{count} of {world.world_size} workers have no GPU, on {host}",
+            "start workers only where there are GPUs, or use strategy=cpu",
         )
 
 
-@contextlib.contextmanager
+@contextmanager
 def shared_folder(
-    run: contextlib.AbstractContextManager[RunFolder], config: Config, world: World
+    run: AbstractContextManager[RunFolder], config: Config, world: World
 ) -> Iterator[RunFolder]:
     """Enter the context `run` on rank 0, and return its folder on every rank.
 
@@ -124,7 +122,7 @@ def shared_folder(
     """
     agree(config, world.world_size)
     path, errors = "", list[Error]()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if world.rank == 0:
             try:
                 path = str(stack.enter_context(run).path)
@@ -183,13 +181,11 @@ def _choose_network(config: Config, world: World) -> None:
     interface_name = config.strategy.interface
     interfaces = [interface for _, interface in socket.if_nameindex()]
     if interface_name is not None and interface_name not in interfaces:
-        raise ConfigError(
-            Error(
-                "machine",
-                f"strategy.interface={interface_name}",
-                f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}",
-                "use one of these, or null",
-            )
+        raise config_error(
+            "machine",
+            f"strategy.interface={interface_name}",
+            f"is not on {socket.gethostname()}, which has {', '.join(interfaces)}",
+            "use one of these, or null",
         )
     if interface_name is not None:
         # For NCCL, eth1 also matches eth10, while =eth1 does not.
@@ -204,7 +200,7 @@ def _choose_network(config: Config, world: World) -> None:
     )
 
 
-@contextlib.contextmanager
+@contextmanager
 def _open_store(world: World, folder: RunFolder | None, timeout: timedelta) -> Iterator[Store]:
     """Open the store through which the ranks find each other. torchrun provides one."""
     if world.address is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -248,13 +244,11 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
     except (OSError, dist.DistNetworkError) as error:
         if "address already in use" not in str(error).lower():
             raise
-        raise ConfigError(
-            Error(
-                "busy",
-                f"port {port} of {host}",
-                ", where this step meets, is used by another program",
-                f"set MASTER_ADDR={host} and MASTER_PORT to a free one",
-            )
+        raise config_error(
+            "busy",
+            f"port {port} of {host}",
+            ", where this step meets, is used by another program",
+            f"set MASTER_ADDR={host} and MASTER_PORT to a free one",
         ) from error
 
 
@@ -292,7 +286,7 @@ def _read_address(path: Path, timeout: timedelta) -> tuple[str, int]:
         # Listing the folder makes NFS query its server. Otherwise NFS caches for a minute that the
         # file does not exist.
         if path.name in os.listdir(path.parent):
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 host, port = path.read_text().split()
                 return host, int(port)
         time.sleep(0.1)

@@ -1,16 +1,16 @@
 """Data, module and Lightning's Trainer of a run, built from its configuration."""
 
-import contextlib
 import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from torch import Tensor
@@ -23,7 +23,7 @@ from lockstep.assembly.session import Session
 from lockstep.callbacks.reliability import Reliability
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.errors import ConfigError, Error, config_error, literal
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.image_table import real_names
@@ -185,15 +185,13 @@ def refuse_shared_groups(config: Config, images: Splits) -> None:
         shared_units = [group for group in first_units if group in second_units]
         if shared_units and config.data.shared_groups == "refuse":
             example = shared_units[0]
-            raise ConfigError(
-                Error(
-                    "conflict",
-                    "data.shared_groups=refuse",
-                    f"forbids {plural(len(shared_units), unit)} in both {first_split} and "
-                    f"{second_split}, such as {example} "
-                    f"({first_units[example]}, {second_units[example]})",
-                    "move their images, or set data.shared_groups=accept",
-                )
+            raise config_error(
+                "conflict",
+                "data.shared_groups=refuse",
+                f"forbids {plural(len(shared_units), unit)} in both {first_split} and "
+                f"{second_split}, such as {example} "
+                f"({first_units[example]}, {second_units[example]})",
+                "move their images, or set data.shared_groups=accept",
             )
 
 
@@ -299,11 +297,7 @@ def once_a_node(
     section = together(section.resolve_paths)
     is_first = local_rank == 0
     # Only the first process of a machine prints.
-    with (
-        contextlib.redirect_stdout(io.StringIO())
-        if is_silent or not is_first
-        else contextlib.nullcontext()
-    ):
+    with redirect_stdout(io.StringIO()) if is_silent or not is_first else nullcontext():
         if section.is_copied:
             from lockstep.assembly import data_copies
 
@@ -334,13 +328,11 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
         key: settings[key] for key in settings if signatures.has_parameter(section.target, key)
     }
     if "fold" in settings and "fold" not in arguments:
-        raise ConfigError(
-            Error(
-                "unsupported",
-                f"data.folds={section.folds}",
-                f", but data._target_={section.target} has no parameter `fold`",
-                "remove data.folds",
-            )
+        raise config_error(
+            "unsupported",
+            f"data.folds={section.folds}",
+            f", but data._target_={section.target} has no parameter `fold`",
+            "remove data.folds",
         )
     if (
         is_once
@@ -394,7 +386,7 @@ def image_format(data: ImageData) -> ImageFormat:
 
 def build_module(
     session: Session, images: ImageFormat, total_steps: int = 1, *, is_trained: bool = False
-) -> tuple[L.LightningModule, list[Callback]]:
+) -> tuple[LightningModule, list[Callback]]:
     """Build the module of the run without its trained weights.
 
     Returns it with the callbacks that must come first.
@@ -425,11 +417,11 @@ class _LayerSync(ExactBatchNorm, LayerSync):
 
 def lightning_trainer(
     session: Session,
-    module: L.LightningModule,
+    module: LightningModule,
     *,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
-) -> L.Trainer:
+) -> Trainer:
     """Build a Trainer for `module` on the devices of the session.
 
     It has none of Lightning's default callbacks.
@@ -452,7 +444,7 @@ def lightning_trainer(
             # only.
             find_unused_parameters=config.has_custom_module and not module.automatic_optimization,
         )
-    return L.Trainer(
+    return Trainer(
         accelerator="gpu" if session.device.type == "cuda" else "cpu",
         devices=sorted(set(session.gpus)) if session.gpus else session.num_local,
         num_nodes=config.trainer.num_nodes,

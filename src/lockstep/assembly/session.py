@@ -3,10 +3,10 @@
 It is used for training, evaluation and prediction.
 """
 
-import contextlib
 import sys
 from bdb import BdbQuit
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from lockstep.assembly.checkpoints import Chosen
 from lockstep.assembly.precision import resolve_device, resolve_precision, set_tf32
 from lockstep.assembly.refusals import explain_error
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error, Refused
+from lockstep.config.errors import ConfigError, Error, Refused, config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.data.splits import ImageError
 from lockstep.distributed import collectives
@@ -58,7 +58,7 @@ class Session:
     precision: str
     precision_reason: str
     environment: ClusterEnvironment
-    exit_stack: contextlib.ExitStack  # It is closed at the end, also after an error.
+    exit_stack: ExitStack  # It is closed at the end, also after an error.
     shards: "VirtualShards | None" = None  # set by trainer.virtual_shards
 
     @property
@@ -79,7 +79,7 @@ class Session:
         return (1,) * self.world_size if worker_weights is None else tuple(worker_weights)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_session(folder: RunFolder, config: Config, world: World | None) -> Iterator[Session]:
     """Join the workers of a job, check that they agree on it, and leave them at the end.
 
@@ -101,7 +101,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
     # GPUs may differ. No worker uses a precision that one of them lacks.
     precision, reason = next((choice for choice in choices if choice[0] == "float32"), choices[0])
     set_tf32(precision == "tf32")
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         session = Session(
             config=config,
             folder=folder,
@@ -129,7 +129,7 @@ def open_session(folder: RunFolder, config: Config, world: World | None) -> Iter
             raise ConfigError(*(Error("damaged", "", line) for line in error.errors)) from error
         # It is raised by a custom module, which logs during the training.
         except MetricError as error:
-            raise ConfigError(Error("failed", "", str(error))) from error
+            raise config_error("failed", "", str(error)) from error
         except Exception as error:
             message = _explain(error, folder, world)
             if message is not None:

@@ -3,16 +3,16 @@
 Errors are reported in one line.
 """
 
-import contextlib
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.dataset_samples import shape_text
 from lockstep.data.module import ImageData
@@ -110,13 +110,11 @@ def refuse_targets(config: Config, data: ImageData, module: Classifier, outputs:
         sample_names = [str(subsets[split].names[index]) for index in batch.indices.tolist()]
         classes = subsets[split].classes if is_counted else None
         if classes is not None and not torch.equal(classes[batch.indices], batch.targets):
-            raise ConfigError(
-                Error(
-                    "conflict",
-                    "data.train.targets",
-                    "are not those of its samples",
-                    "correct or remove them",
-                )
+            raise config_error(
+                "conflict",
+                "data.train.targets",
+                "are not those of its samples",
+                "correct or remove them",
             )
         refuse_unfit(config, module.task, outputs, split, batch.targets, sample_names)
 
@@ -152,13 +150,11 @@ def refuse_unfit(
     if len(invalid_rows) == len(targets):
         description = f"{shape_text(sample)} for each sample, {description}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
-    raise ConfigError(
-        Error(
-            "value",
-            f"task._target_={config.task.target}",
-            f"takes {takes}, and {split} has {description}",
-            "correct them, or use another task",
-        )
+    raise config_error(
+        "value",
+        f"task._target_={config.task.target}",
+        f"takes {takes}, and {split} has {description}",
+        "correct them, or use another task",
     )
 
 
@@ -170,13 +166,11 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
         outputs = module(batch.inputs)
     if not isinstance(outputs, Tensor) or len(outputs) != len(batch.indices):
         kind = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ConfigError(
-            Error(
-                "value",
-                network,
-                f"returns {kind} for {plural(len(batch.indices), 'sample')}",
-                "return a tensor with a row for each",
-            )
+        raise config_error(
+            "value",
+            network,
+            f"returns {kind} for {plural(len(batch.indices), 'sample')}",
+            "return a tensor with a row for each",
         )
     shapes = f"outputs {tuple(outputs.shape)} and targets {shape_text(batch.targets)}"
     with _config_error(module, task, f"cannot take {shapes}"):
@@ -200,7 +194,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     try:
         list(scores.numbers())
     except MetricError as error:
-        raise ConfigError(Error("failed", "", str(error))) from error
+        raise config_error("failed", "", str(error)) from error
     except (ValueError, RuntimeError, ZeroDivisionError):
         return  # Two samples can be too few.
 
@@ -221,7 +215,7 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
         values.sum().backward()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     """Turn any exception of custom code into a ConfigError of one line.
 
@@ -233,17 +227,17 @@ def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
     except ConfigError:
         raise
     except MetricError as error:
-        raise ConfigError(Error("failed", "", str(error))) from error
+        raise config_error("failed", "", str(error)) from error
     except Exception as error:  # Custom code can raise any error.
         from lockstep.system.tracebacks import located
 
         line = one_line(error)
         if module.layout.name != "contiguous" and "view size is not compatible" in line:
             line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
-        raise ConfigError(Error("failed", key, problem, located(line, error))) from error
+        raise config_error("failed", key, problem, located(line, error)) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def restore_module(module: Classifier) -> Iterator[None]:
     """Restore buffers, gradients, modes and random states after the block.
 

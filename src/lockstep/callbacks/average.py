@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -48,14 +48,14 @@ class AveragedWeights(WeightAveraging):
         super().__init__(use_buffers=True, multi_avg_fn=multi_avg_fn)
 
     @override
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if (average := average_of(self)) is not None:
             average.__class__ = _Average
 
     @override
     def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Resume an average.
 

@@ -7,7 +7,7 @@ state is found in checkpoints. `training/observers.py` builds it if a configurat
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks
 from torch import Tensor
 from typing_extensions import override
@@ -38,7 +38,7 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
         self._best_loss = state_dict.get("best_loss")
 
     @override
-    def check_monitor_top_k(self, trainer: L.Trainer, current: Tensor | None = None) -> bool:
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         loss = _loss_of(trainer)
         if self.keeps_last:
             is_better = True
@@ -62,12 +62,12 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
         return is_better
 
 
-def _loss_of(trainer: L.Trainer) -> float | None:
+def _loss_of(trainer: Trainer) -> float | None:
     loss = trainer.callback_metrics.get(LOSS)
     return None if loss is None else loss.item()
 
 
-class Relocation(L.Callback):
+class Relocation(Callback):
     """Replaces the paths in the state of every ModelCheckpoint if a run resumes in another folder.
 
     Lightning 2.6.6 would forget the best score and all files but the best, with a warning. The next
@@ -76,7 +76,7 @@ class Relocation(L.Callback):
 
     @override
     def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from rich.console import RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -64,7 +64,7 @@ def live_line(width: int, epoch: str, fraction: float | None, facts: Sequence[st
     return line
 
 
-class Console(L.Callback):
+class Console(Callback):
     """Prints the metrics of each epoch on rank 0, and the progress in between.
 
     A thread reads the progress from the record, also during a step that compiles or waits for data.
@@ -85,7 +85,7 @@ class Console(L.Callback):
         self._has_warned = False
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         if self._metrics:
@@ -93,7 +93,7 @@ class Console(L.Callback):
         self._begin(trainer)
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
         if self._live is not None:
@@ -119,11 +119,11 @@ class Console(L.Callback):
             self._has_warned = True
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._end()
 
     @override
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
             self._begin(trainer)
 
@@ -131,7 +131,7 @@ class Console(L.Callback):
 
     @override
     def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self._end()
 
@@ -140,7 +140,7 @@ class Console(L.Callback):
         heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
         self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
 
-    def _begin(self, trainer: L.Trainer) -> None:
+    def _begin(self, trainer: Trainer) -> None:
         self._printed = time.monotonic()
         if self._out.is_terminal:
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
@@ -154,7 +154,7 @@ class Console(L.Callback):
         )
         self._thread.start()
 
-    def _watch(self, trainer: L.Trainer, every_s: float) -> None:
+    def _watch(self, trainer: Trainer, every_s: float) -> None:
         while not self._is_over.wait(every_s):
             self._show(trainer)
 
@@ -167,7 +167,7 @@ class Console(L.Callback):
             self._live.stop()
             self._live = None
 
-    def _show(self, trainer: L.Trainer) -> None:
+    def _show(self, trainer: Trainer) -> None:
         """Refresh the live line, or in a log print a line if it is due."""
         now = time.monotonic()
         fraction, facts = self._progress(trainer, now)
@@ -178,7 +178,7 @@ class Console(L.Callback):
             self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}  {', '.join(facts)}", soft_wrap=True)
             self._printed, self._pause_s = now, EVERY_S
 
-    def _progress(self, trainer: L.Trainer, now: float) -> tuple[float | None, list[str]]:
+    def _progress(self, trainer: Trainer, now: float) -> tuple[float | None, list[str]]:
         """Return the fraction of the epoch or evaluation that is done, and facts about it.
 
         The most important facts come first.
@@ -207,6 +207,6 @@ def _narrow(value: float) -> str:
     return number if len(number) < MIN_COLUMN_WIDTH else f"{value:.4g}"
 
 
-def _epoch(trainer: L.Trainer) -> str:
+def _epoch(trainer: Trainer) -> str:
     max_epochs = trainer.max_epochs or 0
     return f"{min(trainer.current_epoch + 1, max_epochs)}/{max_epochs}"

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import lightning as L
+from lightning import LightningModule, Trainer
 
 from lockstep.models.classifier import Classifier
 
 
-def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
+def metrics_of(trainer: Trainer, module: LightningModule) -> dict[str, float]:
     """Return the newest global value of every metric, by name."""
     if isinstance(module, Classifier):
         return module.metrics
@@ -16,12 +16,12 @@ def metrics_of(trainer: L.Trainer, module: L.LightningModule) -> dict[str, float
     return next(callback.metrics for callback in callbacks if hasattr(callback, "metrics"))
 
 
-def micro_batches(module: L.LightningModule) -> int:
+def micro_batches(module: LightningModule) -> int:
     """Return the number of micro-batches of an optimizer step, which is 1 for a custom module."""
     return module.recipe.accumulate_grad_batches if isinstance(module, Classifier) else 1
 
 
-def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
+def steps_done(trainer: Trainer, module: LightningModule) -> int:
     """Return the number of steps so far.
 
     For a custom module, each batch is one step, for any number of optimizers.
@@ -33,7 +33,7 @@ def steps_done(trainer: L.Trainer, module: L.LightningModule) -> int:
     )
 
 
-def skipped_steps(module: L.LightningModule) -> dict[str, int]:
+def skipped_steps(module: LightningModule) -> dict[str, int]:
     """Return the number of steps so far that updated nothing, as `skipped_steps`.
 
     The result is empty unless the training uses float16.
@@ -42,7 +42,7 @@ def skipped_steps(module: L.LightningModule) -> dict[str, int]:
     return {} if scale is None else {"skipped_steps": scale.num_skipped}
 
 
-def hash_of(module: L.LightningModule) -> str:
+def hash_of(module: LightningModule) -> str:
     """Return the hash of the weights of the network, or of a complete custom module."""
     # This is imported only once, at the end.
     from lockstep.models.weights_hash import weights_hash

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import lightning as L
 import numpy as np
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import Doc, override
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lockstep.models.predictions import Findings
 
 
-class Pictures(L.Callback):
+class Pictures(Callback):
     """Draws the predictions of classes in the test.
 
     The figures are a reliability diagram, a confusion matrix, the first `num_images` images with
@@ -45,7 +45,7 @@ class Pictures(L.Callback):
         self._num_images = num_images
 
     @override
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callback = reliability.callback_of(trainer)
         if trainer.is_global_zero and callback is not None and callback.findings is not None:
             assert isinstance(pl_module, Classifier)
@@ -54,7 +54,7 @@ class Pictures(L.Callback):
             except Exception as error:  # A finished training must not be lost due to a figure.
                 warnings.warn(f"The pictures of the test are incomplete: {error!r}", stacklevel=1)
 
-    def _show(self, trainer: L.Trainer, module: Classifier, findings: "Findings") -> None:
+    def _show(self, trainer: Trainer, module: Classifier, findings: "Findings") -> None:
         from PIL import Image
 
         from lockstep.callbacks import plots

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from lockstep.callbacks.custom_module import (
@@ -29,7 +29,7 @@ from lockstep.runs.folder import RunFolder
 EVERY_S = 1.0
 
 
-class Record(L.Callback):
+class Record(Callback):
     """Writes status.json at most once a second, and a row of metrics.csv per epoch, on rank 0.
 
     `first_step` is shown until the first step is done, or is empty if that step is like the others.
@@ -70,23 +70,23 @@ class Record(L.Callback):
         self.epoch_times_s: list[float] = []
 
     @override
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module, "starting", is_urgent=True)
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop rows of epochs that are trained again, and start the epoch.
 
         A resume inside an epoch does not start it.
         """
-        if trainer.is_global_zero and (note := self._folder.keep_metrics(trainer.current_epoch)):
-            print(note, file=sys.stderr, flush=True)
+        if trainer.is_global_zero:
+            self._folder.keep_metrics(trainer.current_epoch)
         if pl_module.device.type == "cuda":  # The host is some steps ahead of the device.
             self.pace = Pace(num_warm_up=1 + MAX_PENDING_STEPS * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)
 
     @override
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._epoch = trainer.current_epoch + 1
         self._epoch_started, self._epoch_images = time.monotonic(), 0
         self.pace.start(int(trainer.num_training_batches))
@@ -96,8 +96,8 @@ class Record(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -120,7 +120,7 @@ class Record(L.Callback):
         self._write(trainer, pl_module, "training")
 
     @override
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         state, sizes = "validating", trainer.num_val_batches
         if trainer.testing:
             state, sizes = "testing", trainer.num_test_batches
@@ -130,7 +130,7 @@ class Record(L.Callback):
     on_test_start = on_validation_start
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         now = time.monotonic()
         self.pace.end_epoch(now)
         epoch_s = now - self._epoch_started
@@ -156,7 +156,7 @@ class Record(L.Callback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Flush all metrics before a checkpoint.
 
@@ -170,8 +170,8 @@ class Record(L.Callback):
     @override
     def on_validation_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -183,19 +183,19 @@ class Record(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
     @override
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # At this time, averages are in their place, and the test has not loaded the best weights.
         if trainer.is_global_zero:
             self.facts["weights_sha256"] = hash_of(pl_module)
 
-    def begin_stop(self, trainer: L.Trainer, pl_module: L.LightningModule, reason: str) -> None:
+    def begin_stop(self, trainer: Trainer, pl_module: LightningModule, reason: str) -> None:
         """Write the state while all ranks save and stop."""
         self._write(trainer, pl_module, "stopping", is_urgent=True, reason=reason)
 
     def end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         state: str,
         reason: str,
         **facts: Any,
@@ -207,15 +207,15 @@ class Record(L.Callback):
     def _enter(self, phase_name: str, num_batches: Sequence[float] = ()) -> None:
         self.phase = Phase(phase_name, time.monotonic(), int(sum(num_batches)))
 
-    def left_s(self, trainer: L.Trainer) -> float | None:
+    def left_s(self, trainer: Trainer) -> float | None:
         """Return the seconds until the end of the training, or None while the speed is unknown."""
         num_later = (trainer.max_epochs or 0) - trainer.current_epoch - 1
         return self.pace.left_s(time.monotonic(), num_later) if num_later >= 0 else 0.0
 
     def _write(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         state: str,
         *,
         is_urgent: bool = False,
@@ -260,7 +260,7 @@ class Record(L.Callback):
             metrics=dict(metrics_of(trainer, pl_module)),
         )
 
-    def _best_of(self, trainer: L.Trainer) -> float | None:
+    def _best_of(self, trainer: Trainer) -> float | None:
         """Return the best finite value.
 
         It is read only if it has changed, because reading waits for the GPU.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import lightning as L
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
@@ -11,7 +11,7 @@ from lockstep.models.classifier import Classifier
 from lockstep.models.predictions import Findings, FindingsCollector
 
 
-class Reliability(L.Callback):
+class Reliability(Callback):
     """Stores the `findings` of each test, and of each validation outside a training.
 
     If `is_applied`, a checkpoint that is loaded for them also restores the calibration of the
@@ -25,14 +25,14 @@ class Reliability(L.Callback):
 
     @override
     def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if self._is_applied and trainer.state.fn != TrainerFn.FITTING:
             assert isinstance(pl_module, Classifier)
             calibration.restore(pl_module, checkpoint)
 
     @override
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Classifier)
         if trainer.state.fn != TrainerFn.FITTING and calibration.has_probabilities(pl_module.task):
             classes = pl_module.image_format.class_names
@@ -43,8 +43,8 @@ class Reliability(L.Callback):
     @override
     def on_validation_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -56,14 +56,14 @@ class Reliability(L.Callback):
     on_test_batch_end = on_validation_batch_end
 
     @override
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         collector, self._collector = self._collector, None
         self.findings = None if collector is None else collector.findings()
 
     on_test_epoch_end = on_validation_epoch_end
 
 
-def callback_of(trainer: L.Trainer) -> Reliability | None:
+def callback_of(trainer: Trainer) -> Reliability | None:
     """Return the callback of a trainer, or None for a trainer of a custom module."""
     callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     return next((callback for callback in callbacks if isinstance(callback, Reliability)), None)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lockstep.callbacks.custom_module import micro_batches
@@ -51,7 +51,7 @@ class StopTogether(Checkpoint):
         flag: SignalFlag,
         *,
         requested: Callable[[], str],
-        stopping: Callable[[L.Trainer, L.LightningModule, str], None],
+        stopping: Callable[[Trainer, LightningModule, str], None],
         checkpoint: Path,
         max_time_s: float | None,
         timeout: timedelta,
@@ -66,14 +66,14 @@ class StopTogether(Checkpoint):
         self._next_look = 0.0
         self._seen = 0
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Keep our signal handlers, also during the test.
 
         Lightning replaces them after this hook.
         """
         internals.keep_signals(trainer)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Install the handlers of stop signals again, because other code may have replaced them."""
         self._started = time.monotonic()
         self._channel = FlagChannel(self._timeout)
@@ -82,8 +82,8 @@ class StopTogether(Checkpoint):
 
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -99,14 +99,14 @@ class StopTogether(Checkpoint):
             self._stop(trainer, request)
         self._channel.send(self.request(trainer))
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide after validation. A run that is finished anyway is not stopped."""
         request = self._channel.agree(self.request(trainer))
         is_finished = trainer.should_stop or trainer.current_epoch + 1 >= (trainer.max_epochs or 0)
         if request and not is_finished:
             self._stop(trainer, request)
 
-    def request(self, trainer: L.Trainer) -> int:
+    def request(self, trainer: Trainer) -> int:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
@@ -116,7 +116,7 @@ class StopTogether(Checkpoint):
                 self._seen = TIME_LIMIT
         return self._seen or self._flag.received
 
-    def _stop(self, trainer: L.Trainer, request: int) -> None:
+    def _stop(self, trainer: Trainer, request: int) -> None:
         # The reason is read before another rank can finish and remove the request.
         stopped = self.stopped(request)
         self._stopping(trainer, trainer.lightning_module, stopped.reason)

@@ -80,6 +80,11 @@ class ConfigError(ValueError):
         return "\n".join(map(str, self.errors))
 
 
+def config_error(code: Code, key: str, problem: str, hint: str = "") -> ConfigError:
+    """Return a ConfigError with a single error."""
+    return ConfigError(Error(code, key, problem, hint))
+
+
 class Refused(Exception):
     """Ends a run for lack of memory or disk space, and has the text to print as its message."""
 

@@ -3,11 +3,11 @@
 `python -m lockstep.launch.prepared_run FOLDER TASK` does it in a new process.
 """
 
-import contextlib
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lockstep.config import saved_run
@@ -37,7 +37,7 @@ def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
             return _test(folder, config, is_worker=is_worker)
         return _train(folder, config, has_test=task == "train", is_worker=is_worker)
     except ConfigError as error:
-        with contextlib.suppress(OSError):  # The error is printed in any case.
+        with suppress(OSError):  # The error is printed in any case.
             folder.record_failure(report(error))
             folder.update_status(state="failed", reason=str(error.errors[0]))
         print(report(error), end="", file=sys.stderr, flush=True)
@@ -76,10 +76,10 @@ def _train(folder: RunFolder, config: Config, *, has_test: bool, is_worker: bool
     return code
 
 
-@contextlib.contextmanager
+@contextmanager
 def _prepared_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
     """Lock a prepared run when no other process trains it."""
-    with contextlib.ExitStack() as lock:
+    with ExitStack() as lock:
         with runner.access_errors():
             runner.check_files(config)
             lock.enter_context(folder.lock(is_patient=True))

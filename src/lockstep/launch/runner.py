@@ -1,9 +1,9 @@
 """Starts or resumes a run: prepares and locks its folder, and trains in it."""
 
-import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lockstep.assembly import checkpoints
 from lockstep.config import build
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, config_error
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent, worker
@@ -91,8 +91,8 @@ class Launch(NamedTuple):
 
     def share(
         self,
-        run: contextlib.AbstractContextManager[RunFolder],
-    ) -> contextlib.AbstractContextManager[RunFolder]:
+        run: AbstractContextManager[RunFolder],
+    ) -> AbstractContextManager[RunFolder]:
         """Return a context that only the first process enters. The others get its folder."""
         if self.world is None:
             return run
@@ -106,7 +106,7 @@ class Launch(NamedTuple):
             print(message, flush=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_launch(
     config: Config,
     folder: RunFolder | None = None,
@@ -133,7 +133,7 @@ def open_launch(
         yield Launch(config, world, workers.world_size, is_parallel, signals)
 
 
-@contextlib.contextmanager
+@contextmanager
 def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iterator[RunFolder]:
     """Create, lock and write the folder of a new run.
 
@@ -143,7 +143,7 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
     outputs = Path("outputs").resolve()
     latest = naming.latest(outputs)
     alternative = ", or choose another hydra.run.dir"
-    with contextlib.ExitStack() as lock:
+    with ExitStack() as lock:
         with access_errors(alternative):
             check_files(config, is_new=True)
             weights = checkpoints.initial_checkpoint(config.init_from)
@@ -166,18 +166,18 @@ def new_run(config: Config, overrides: Sequence[str], path: Path | None) -> Iter
             folder.remove(kept_names=earlier_files)
             naming.link_again(outputs, folder.path, latest)
             if folder.path.is_relative_to(outputs):
-                with contextlib.suppress(OSError):  # Another run of this day exists.
+                with suppress(OSError):  # Another run of this day exists.
                     folder.path.parent.rmdir()
             raise
 
 
-@contextlib.contextmanager
+@contextmanager
 def resumed_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
     """Lock a run and write its new configuration.
 
     A ConfigError, here or in the block, restores the previous state of the run.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         with access_errors():
             check_files(config)
             stack.enter_context(lock_run(folder))
@@ -234,13 +234,11 @@ def refresh_folds(folder: RunFolder, launch: Launch, code: int) -> None:
 def need_no_run(path: Path) -> None:
     """Raise ConfigError for the folder of a run."""
     if RunFolder(path).config.exists():
-        raise ConfigError(
-            Error(
-                "exists",
-                str(path),
-                "already contains a run",
-                f"resume it with {resume_override(path)}",
-            )
+        raise config_error(
+            "exists",
+            str(path),
+            "already contains a run",
+            f"resume it with {resume_override(path)}",
         )
 
 
@@ -277,7 +275,7 @@ def prepare_resume(folder: RunFolder) -> None:
     folder.update_status(state="starting", reason="", host=socket.gethostname(), pid=os.getpid())
 
 
-@contextlib.contextmanager
+@contextmanager
 def access_errors(alternative: str = "") -> Iterator[None]:
     """Replace an OSError in the preparation of a run folder by a ConfigError.
 
@@ -289,17 +287,15 @@ def access_errors(alternative: str = "") -> Iterator[None]:
         path = "the run folder"
         if isinstance(error.filename, str):
             path = display_path(Path(error.filename))
-        raise ConfigError(
-            Error(
-                "access",
-                path,
-                f"cannot be written ({error.strerror or error})",
-                f"check its permissions and its disk{alternative}",
-            )
+        raise config_error(
+            "access",
+            path,
+            f"cannot be written ({error.strerror or error})",
+            f"check its permissions and its disk{alternative}",
         ) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def lock_run(folder: RunFolder) -> Iterator[None]:
     """Lock a run. Raises ConfigError while another process has the lock."""
     try:
@@ -311,11 +307,9 @@ def lock_run(folder: RunFolder) -> Iterator[None]:
 
 def busy_error(folder: RunFolder, activity: str) -> ConfigError:
     """Return the error for a folder that another process has locked."""
-    return ConfigError(
-        Error(
-            "busy",
-            display_path(folder.path),
-            f"is being {activity} by another process",
-            "stop it, or wait for it to end",
-        )
+    return config_error(
+        "busy",
+        display_path(folder.path),
+        f"is being {activity} by another process",
+        "stop it, or wait for it to end",
     )

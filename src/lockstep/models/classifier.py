@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -89,7 +89,7 @@ class Execution:
     shards: VirtualShards | None = None
 
 
-class Classifier(L.LightningModule):
+class Classifier(LightningModule):
     """Trains any network that maps inputs (B, ...) to the outputs that the losses of its task take.
 
     `metrics` are the metrics of an evaluation by name, and each split has copies of them. The
@@ -469,8 +469,8 @@ class TrainingLog(Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,

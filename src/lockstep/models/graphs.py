@@ -7,10 +7,10 @@ two passes is therefore part of the key of a graph. Loss, loss guard, all-reduce
 clipping and update stay eager.
 """
 
-import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -179,7 +179,7 @@ class GraphedModule:
         buffers = dict(self._module.named_buffers())
         tensors = {**aliases, **buffers}
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), contextlib.ExitStack() as exit_stack:
+        with torch.cuda.stream(stream), ExitStack() as exit_stack:
             for dropout, pool in pools:
                 for source in pool:
                     forward.register_generator_state(source)
@@ -308,14 +308,14 @@ def _gradients(
     return torch.autograd.grad((outputs * down).sum(), [*parameters], allow_unused=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """Capture the block on the current stream, while other threads may use the device."""
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # It is raised for what the capture refused.
+        with suppress(RuntimeError):  # It is raised for what the capture refused.
             graph.capture_end()
         internals.end_allocations(pool)
         raise

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.utils import clip_grad_norm_, get_total_norm
@@ -37,7 +37,7 @@ class OptimizerStep:
 
     def __init__(
         self,
-        module: L.LightningModule,
+        module: LightningModule,
         groups: ParameterGroups,
         *,
         clip_norm: float | None,
@@ -59,7 +59,7 @@ class OptimizerStep:
         self._strategy: Any = trainer.strategy
         self._world_size = trainer.world_size
         self._progress = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-        self._callbacks: list[L.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        self._callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
     def backward(self, loss: Tensor, *, is_first: bool, is_last: bool) -> None:
         """Add the gradient of `loss`, which is all-reduced with that of the last micro-batch.

@@ -3,7 +3,6 @@
 Readers accept only regular files of a limited size, because anybody may have written them.
 """
 
-import contextlib
 import csv
 import errno
 import fcntl
@@ -20,6 +19,7 @@ import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -41,7 +41,7 @@ MAX_DEPTH = 100  # levels of JSON
 PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")
 
 
-@contextlib.contextmanager
+@contextmanager
 def parent_of(path: Path) -> Iterator[int]:
     """Open the folder of a file as a descriptor, so that no link can take its place.
 
@@ -54,7 +54,7 @@ def parent_of(path: Path) -> Iterator[int]:
         os.close(number)
 
 
-@contextlib.contextmanager
+@contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` atomically when the block succeeds.
 
@@ -78,10 +78,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                     os.fsync(file.fileno())
                 os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             finally:
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)
             # This makes the rename durable, on file systems that support it.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.fsync(folder)
     except OSError as error:
         if error.filename in (None, temporary):  # The error of a full disk does not name the file.
@@ -92,7 +92,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def create(path: Path, content: str) -> None:
     """Write a file, unless it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with contextlib.suppress(FileExistsError), parent_of(path) as folder:
+    with suppress(FileExistsError), parent_of(path) as folder:
         number = os.open(path.name, flags, 0o644, dir_fd=folder)
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(content)
@@ -104,7 +104,7 @@ def temporary_name(path: Path) -> str:
 
 def remove(path: Path) -> None:
     """Remove a file or a link, if it is there. Raises OSError if its folder is a link."""
-    with contextlib.suppress(FileNotFoundError), parent_of(path) as folder:
+    with suppress(FileNotFoundError), parent_of(path) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
@@ -126,12 +126,12 @@ def open_to_append(path: Path) -> BinaryIO:
 def move(folder: Path, path: Path) -> None:
     """Move a folder to `path`, where an empty one may be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         path.rmdir()
     shutil.move(folder, path)
 
 
-@contextlib.contextmanager
+@contextmanager
 def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
     """Hold the lock of a file, which is created if necessary.
 
@@ -140,11 +140,11 @@ def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
     with open(path, "ab", opener=no_link) as file:
         # Only users who can write the file may take its lock, but reading is enough for flock.
         writers = os.fstat(file.fileno()).st_mode & 0o222
-        with contextlib.suppress(PermissionError):  # The file belongs to another user.
+        with suppress(PermissionError):  # The file belongs to another user.
             os.fchmod(file.fileno(), writers | writers << 1)
         attempts = itertools.count() if is_patient else range(19)
         for _ in attempts:  # `is_locked` in another process takes the lock for a short time.
-            with contextlib.suppress(BlockingIOError):
+            with suppress(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             time.sleep(0.05)
@@ -257,12 +257,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     `read_bytes`.
     """
     try:
-        return _parse_rows(read_bytes(path))
+        content = read_bytes(path)
     except FileNotFoundError:
         return []
-
-
-def _parse_rows(content: bytes) -> list[dict[str, str]]:
     source = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
     lines = [line for line in source.splitlines() if len(line) < csv.field_size_limit()]
     separator = "," if "," in "".join(lines[:1]) else ";"
@@ -270,32 +267,14 @@ def _parse_rows(content: bytes) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
-def keep_rows(path: Path, last_epoch: int) -> str:
+def keep_rows(path: Path, last_epoch: int) -> None:
     """Rewrite a CSV file of `append_row`, if it exists, with the rows up to `last_epoch`.
 
-    A file that another program wrote or damaged is renamed first. Returns a line to print about
-    that, else an empty one.
+    Lines that are not rows of an epoch are dropped, such as half a row from a full disk.
     """
-    try:
-        content = read_bytes(path)
-        all_rows = _parse_rows(content)
-        complete_lines = content[: content.rfind(b"\n") + 1]
-        is_own = content.count(b"\n") < 2 or _format_rows(all_rows).encode() == complete_lines
-    except FileNotFoundError:
-        return ""
-    except ValueError:  # The file is too large.
-        all_rows, is_own = [], False
-    rows = [row for row in all_rows if row.get("epoch", "").isdecimal()]
-    note = ""
-    if not is_own or len(rows) < len(all_rows):
-        damaged_path = unused_path(path.with_name(f"{path.name}.damaged"))
-        path.rename(damaged_path)
-        note = (
-            f"{path} was damaged or changed: kept as {damaged_path.name}, "
-            f"continued with its {len(rows)} readable rows"
-        )
-    write_rows(path, [row for row in rows if int(row["epoch"]) <= last_epoch])
-    return note
+    if path.exists():
+        rows = [row for row in read_rows(path) if row.get("epoch", "").isdecimal()]
+        write_rows(path, [row for row in rows if int(row["epoch"]) <= last_epoch])
 
 
 def unused_path(path: Path) -> Path:
@@ -324,22 +303,17 @@ def uncell(cell: str) -> str:
 
 def write_rows(path: Path, rows: list[JsonObject]) -> None:
     """Replace a CSV file. Its columns are those of all rows, in order of appearance."""
-    write_atomically(path, _format_rows(rows))
-
-
-def _format_rows(rows: list[JsonObject]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return buffer.getvalue()
+    write_atomically(path, buffer.getvalue())
 
 
 def append_row(path: Path, row: JsonObject) -> None:
     """Append a row to a CSV file, which is rewritten if the row has a new column."""
     with io.TextIOWrapper(open_to_append(path), newline="") as file:
-        _drop_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
         if row.keys() <= set(columns):
@@ -348,14 +322,6 @@ def append_row(path: Path, row: JsonObject) -> None:
             os.fsync(file.fileno())
             return
     write_rows(path, [*read_rows(path), row])
-
-
-def _drop_half_line(file: BinaryIO) -> None:
-    """Truncate the file after the last newline, for example after half a row from a full disk."""
-    file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-    if file.read() not in (b"", b"\n"):
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def is_folder_of_user(path: Path) -> bool:

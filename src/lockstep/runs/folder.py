@@ -5,12 +5,12 @@ formats of all files in the folder. It uses the standard library only, so that t
 immediately.
 """
 
-import contextlib
 import os
 import shutil
 import socket
 import time
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -215,12 +215,9 @@ class RunFolder:
         """Read metrics.csv, one row per epoch, without an incomplete last line."""
         return files.read_rows(self.metrics)
 
-    def keep_metrics(self, epoch: int) -> str:
-        """Drop the rows of metrics.csv after `epoch`.
-
-        Returns a line to print if the file is damaged, else an empty one.
-        """
-        return files.keep_rows(self.metrics, epoch)
+    def keep_metrics(self, epoch: int) -> None:
+        """Drop the rows of metrics.csv after `epoch`, and lines that are no rows."""
+        files.keep_rows(self.metrics, epoch)
 
     def append_metrics(self, row: JsonObject) -> None:
         files.append_row(self.metrics, row)
@@ -259,7 +256,7 @@ class RunFolder:
         """Return the line of failure.txt that names the cause, which is empty without a failure."""
         from lockstep.system import tracebacks
 
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             return tracebacks.cause(read_text(self.failure).strip())
         return ""
 
@@ -277,7 +274,7 @@ class RunFolder:
         """The files that record how a run ended, besides its status."""
         return [self.failure, self.summary, self.fold_rows, *self.pictures.glob("test_*")]
 
-    @contextlib.contextmanager
+    @contextmanager
     def keep_end(self, rejection: type[Exception]) -> Iterator[None]:
         """Rename the files that record how the run ended, and restore them if needed.
 
@@ -300,7 +297,7 @@ class RunFolder:
             for path, content in contents.items():
                 if path.read_bytes() != content:
                     # The disk may have become full.
-                    with contextlib.suppress(OSError), files.atomic_file(path) as file:
+                    with suppress(OSError), files.atomic_file(path) as file:
                         file.write(content)
             raise
         finally:
@@ -322,7 +319,7 @@ class RunFolder:
 
     # -- one trainer at a time ---------------------------------------------------------------------
 
-    def lock(self, *, is_patient: bool = False) -> contextlib.AbstractContextManager[None]:
+    def lock(self, *, is_patient: bool = False) -> AbstractContextManager[None]:
         """Lock the run for this process.
 
         The kernel releases the lock when the process ends, for any reason. If another process holds
@@ -341,7 +338,7 @@ class RunFolder:
         """Return the time by the clock of the file system, which may be that of a file server."""
         if self.is_made_here():
             # The run was never trained, or the folder is read-only.
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.utime(self.lock_file, follow_symlinks=False)
                 return self.lock_file.lstat().st_mtime
         return time.time()

@@ -6,7 +6,6 @@ stack of a fatal signal such as SIGSEGV to the log of the rank. Other ranks and 
 both.
 """
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -14,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ SILENCE_S = 5.0  # A rank without a heartbeat for this long is silent.
 MAX_STACK_BYTES = 2**20  # bytes at the end of a log: Python writes 100 frames of each thread
 
 
-@contextlib.contextmanager
+@contextmanager
 def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     """Write heartbeats of this rank, and fatal stacks to its log, until the block ends."""
     heartbeat = folder.heartbeat(rank)
@@ -33,7 +33,7 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=_touch, args=(heartbeat, is_over), daemon=True)
     thread.start()
-    with contextlib.ExitStack() as stack:  # The callbacks run in the opposite order.
+    with ExitStack() as stack:  # The callbacks run in the opposite order.
         stack.callback(forget, folder, rank)
         stack.callback(thread.join)
         stack.callback(is_over.set)
@@ -44,7 +44,7 @@ def write_heartbeats(folder: RunFolder, rank: int) -> Iterator[None]:
 
 def forget(folder: RunFolder, rank: int) -> None:
     """Remove the heartbeat of a rank that has ended, and its log if that is empty."""
-    with contextlib.suppress(OSError):  # A lost disk must not hide how the rank ended.
+    with suppress(OSError):  # A lost disk must not hide how the rank ended.
         folder.heartbeat(rank).unlink(missing_ok=True)
         if os.path.getsize(folder.rank_log(rank)) == 0:
             folder.rank_log(rank).unlink()
@@ -52,7 +52,7 @@ def forget(folder: RunFolder, rank: int) -> None:
 
 def _touch(path: Path, is_over: threading.Event) -> None:
     while not is_over.wait(HEARTBEAT_S):
-        with contextlib.suppress(OSError):  # A network disk may be unavailable for a moment.
+        with suppress(OSError):  # A network disk may be unavailable for a moment.
             # The time is that of the clock of the disk, which is the same for all machines.
             os.utime(path)
 
@@ -98,7 +98,7 @@ def _heartbeats(folder: RunFolder) -> set[tuple[float, int, str, int]]:
     for rank, path in folder.heartbeats().items():
         # The file is opened, because a network disk may report an old time for a file that is not
         # open.
-        with contextlib.suppress(OSError, ValueError), open(path, opener=no_link) as file:
+        with suppress(OSError, ValueError), open(path, opener=no_link) as file:
             host, pid = file.read(1000).split()
             heartbeats.add((os.fstat(file.fileno()).st_mtime, rank, host, int(pid)))
     return heartbeats

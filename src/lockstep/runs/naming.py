@@ -1,11 +1,11 @@
 """Names of runs: new folders, `latest`, and how commands refer to a run."""
 
-import contextlib
 import os
 import re
 import secrets
 import shlex
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def create_path(root: Path, name: str, time: datetime) -> Path:
     while True:
         path = free_path(root, name, time)
         permissions.need_private(path.parent)
-        with contextlib.suppress(FileExistsError):  # Another process has just created it.
+        with suppress(FileExistsError):  # Another process has just created it.
             path.mkdir(0o755, parents=True)
             return path
 

@@ -6,13 +6,13 @@ is executed, expanded, followed, written or removed. A rejection is a Permission
 entry as the file name.
 """
 
-import contextlib
 import errno
 import grp
 import os
 import pwd
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.runs.files import owner
@@ -97,9 +97,9 @@ def _entries(path: Path) -> Iterator[os.DirEntry[str]]:
     """Yield all entries below a folder whose files may come and go meanwhile."""
     pending = [os.fspath(path)]
     while pending:
-        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+        with suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
+                with suppress(FileNotFoundError):
                     entry.stat(follow_symlinks=False)  # The entry keeps this state.
                     yield entry
                 if entry.is_dir(follow_symlinks=False):

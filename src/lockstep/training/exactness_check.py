@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from lockstep.assembly.session import open_session
 from lockstep.callbacks.custom_module import metrics_of, micro_batches, steps_done
 from lockstep.callbacks.stop import Stopped
 from lockstep.config import build
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.saved import config_file
 from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
@@ -92,14 +92,14 @@ def verify(
     return 0
 
 
-def _write_state(folder: RunFolder, module: L.LightningModule, metrics: dict[str, float]) -> None:
+def _write_state(folder: RunFolder, module: LightningModule, metrics: dict[str, float]) -> None:
     statistics = {name: value.double().cpu() for name, value in module.state_dict().items()}
     weights = {name: statistics.pop(name) for name, _ in module.named_parameters()}
     state = {"weights": weights, "statistics": statistics, "metrics": metrics}
     torch.save(state, folder.path / STATE_FILE)
 
 
-class Trace(L.Callback):
+class Trace(Callback):
     """Records the outputs of each layer for each sample, and the gradients and weights of steps.
 
     `steps` has an entry for each micro-batch. `samples` (B,) are positions in the data set.
@@ -121,18 +121,16 @@ class Trace(L.Callback):
         self.steps: list[dict[str, Any]] = []
 
     @override
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         internals.silence_broadcast(trainer)
         num_steps = math.ceil(trainer.num_training_batches / micro_batches(pl_module))
         num_steps *= trainer.max_epochs or 1
         if self._stop_after is not None and num_steps <= self._stop_after:
-            raise ConfigError(
-                Error(
-                    "range",
-                    "lockstep verify",
-                    f"stops a training after step {self._stop_after}, and this one has {num_steps}",
-                    "use more images, or a smaller global_batch_size",
-                )
+            raise config_error(
+                "range",
+                "lockstep verify",
+                f"stops a training after step {self._stop_after}, and this one has {num_steps}",
+                "use more images, or a smaller global_batch_size",
             )
         for shard, module in enumerate(_shard_modules(pl_module)):
             net, prefix = module, ""
@@ -171,7 +169,7 @@ class Trace(L.Callback):
 
     @override
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         virtual = _virtual(pl_module)
         shard_batches = [batch] if virtual is None else virtual.shards.split(batch)
@@ -184,7 +182,7 @@ class Trace(L.Callback):
 
     @override
     def on_before_optimizer_step(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
     ) -> None:
         """Record the gradients of the global batch in the order of computation.
 
@@ -198,8 +196,8 @@ class Trace(L.Callback):
     @override
     def on_train_batch_end(
         self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -225,7 +223,7 @@ class Trace(L.Callback):
             self.on_train_epoch_end(trainer, pl_module)
 
     @override
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the training after its step, or after the epoch that this step ends.
 
         StopTogether does the same.
@@ -235,7 +233,7 @@ class Trace(L.Callback):
             raise Stopped("the training stops after this step", None)
 
     @override
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for hook in self._hooks:
             hook.remove()
         for module in _shard_modules(pl_module):
@@ -243,11 +241,11 @@ class Trace(L.Callback):
                 del module.task.losses
 
 
-def _virtual(module: L.LightningModule) -> VirtualParts[Classifier] | None:
+def _virtual(module: LightningModule) -> VirtualParts[Classifier] | None:
     return module.virtual if isinstance(module, Classifier) else None
 
 
-def _shard_modules(module: L.LightningModule) -> Sequence[L.LightningModule]:
+def _shard_modules(module: LightningModule) -> Sequence[LightningModule]:
     virtual = _virtual(module)
     return [module] if virtual is None else virtual.modules
 

@@ -3,13 +3,13 @@
 from pickle import UnpicklingError
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule
 from torch import Tensor
 
 from lockstep.assembly.checkpoints import damage
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.libraries import repeat_channels
 from lockstep.models.pretrained_metadata import attach_ends
@@ -23,7 +23,7 @@ OF_A_PROGRAM = (
 )
 
 
-def load(session: Session, module: L.LightningModule, images: ImageFormat) -> None:
+def load(session: Session, module: LightningModule, images: ImageFormat) -> None:
     """Load the network of a checkpoint and its normalization into the module of a new run.
 
     The head, and what the task has learned, are loaded only for the same classes in the same order.
@@ -39,7 +39,7 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     origin = attach_ends(net, len(images.class_names))
     tensors = without_prefix(prefix, state)
     if not tensors:
-        raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
+        raise config_error("damaged", setting, *OF_A_PROGRAM)
     if not is_same:
         tensors = {
             name: value
@@ -49,13 +49,11 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
     try:
         net_weights = fit_weights(tensors, net, origin)
     except ValueError as error:
-        raise ConfigError(
-            Error(
-                "conflict",
-                setting,
-                f": {error}",
-                "choose model=... of that run, or remove init_from",
-            )
+        raise config_error(
+            "conflict",
+            setting,
+            f": {error}",
+            "choose model=... of that run, or remove init_from",
         ) from error
     weights = {f"{prefix}{name}": value for name, value in net_weights.items()}
     module_state = module.state_dict()
@@ -86,8 +84,8 @@ def load(session: Session, module: L.LightningModule, images: ImageFormat) -> No
 
 def _read(session: Session, setting: str) -> dict[str, Any]:
     if (error := damage(session.folder.initial_weights)) is not None:
-        raise ConfigError(
-            Error("damaged", display_path(session.folder.initial_weights), error, "start a new run")
+        raise config_error(
+            "damaged", display_path(session.folder.initial_weights), error, "start a new run"
         )
     try:
         checkpoint = torch.load(
@@ -97,7 +95,7 @@ def _read(session: Session, setting: str) -> dict[str, Any]:
             return checkpoint
     except (TypeError, UnpicklingError):
         pass
-    raise ConfigError(Error("damaged", setting, *OF_A_PROGRAM))
+    raise config_error("damaged", setting, *OF_A_PROGRAM)
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

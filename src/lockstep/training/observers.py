@@ -15,7 +15,7 @@ from lockstep.assembly.session import Session
 from lockstep.callbacks import best
 from lockstep.config import build
 from lockstep.config.checks import callback_rules, signatures
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, config_error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import SERVICES, Open
@@ -118,9 +118,7 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
             session.folder.note(**{fact: logger.version})
             logger.log_hyperparams(redact(to_tree(session.config)))
     except Exception as error:  # This is the border to a service, which can raise any error.
-        raise ConfigError(
-            Error("failed", f"logger.{name}", "cannot start", one_line(error))
-        ) from error
+        raise config_error("failed", f"logger.{name}", "cannot start", one_line(error)) from error
     guard = _Outliving(f"logger.{name}")
     logger.log_metrics, logger.finalize = guard(logger.log_metrics), guard(logger.finalize)
     if isinstance(logger, WandbLogger):

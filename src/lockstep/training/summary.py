@@ -4,8 +4,8 @@ import math
 import statistics
 from typing import Any
 
-import lightning as L
 import torch
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
@@ -44,8 +44,8 @@ def facts(session: Session, data: ImageData) -> dict[str, Any]:
 
 def summarize(
     session: Session,
-    trainer: L.Trainer,
-    module: L.LightningModule,
+    trainer: Trainer,
+    module: LightningModule,
     data: ImageData,
     checkpoint: ModelCheckpoint | None,
     record: Record,
@@ -84,7 +84,7 @@ def summarize(
 
 
 def metrics_of_test(
-    module: L.LightningModule, data: ImageData, metrics: dict[str, float]
+    module: LightningModule, data: ImageData, metrics: dict[str, float]
 ) -> dict[str, float | None]:
     """Return the test metrics, the first one of the task first, and the number of images.
 
@@ -107,7 +107,7 @@ def device_name(session: Session) -> str:
 
 
 def show_header(
-    session: Session, data: ImageData, module: L.LightningModule, *, is_resumed: bool
+    session: Session, data: ImageData, module: LightningModule, *, is_resumed: bool
 ) -> None:
     """Print what a run trains, on what, how and where, unless it is silent."""
     config, count, device = session.config, session.world_size, device_name(session)
@@ -158,7 +158,7 @@ def show_header(
     show_table(f"{title}, resumed" if is_resumed else title, rows)
 
 
-def _l2(config: Config, module: L.LightningModule) -> dict[str, Any]:
+def _l2(config: Config, module: LightningModule) -> dict[str, Any]:
     """Return the L2 value of a linear probe by its name in a header and a summary.
 
     Before the training, it is a text with all values. The result is empty for other networks.
@@ -207,7 +207,7 @@ def optimizer_text(config: Config) -> str:
     return f"{name}, learning rate{rate} ({config.scheduler.target.rpartition('.')[2]})"
 
 
-def _num_parameters(module: L.LightningModule) -> int:
+def _num_parameters(module: LightningModule) -> int:
     return sum(
         p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters()
     )
@@ -223,7 +223,7 @@ def _used_text(data: ImageData, split: str) -> str:
     )
 
 
-def _classes(module: L.LightningModule, data: ImageData) -> str:
+def _classes(module: LightningModule, data: ImageData) -> str:
     many = module.task.output_noun if isinstance(module, Classifier) else "classes"
     one = "class" if many == "classes" else many.removesuffix("s")
     return plural(len(data.class_names), one, many)

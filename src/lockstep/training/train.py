@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import lightning as L
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -144,8 +144,8 @@ def train(
 
 def run_test(
     session: Session,
-    trainer: L.Trainer,
-    module: L.LightningModule,
+    trainer: Trainer,
+    module: LightningModule,
     data: ImageData,
     checkpoint: Path | None,
 ) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
 
 def prepare_training(
     session: Session, *, is_new: bool
-) -> tuple[Session, ImageData, L.LightningModule, list[Callback]]:
+) -> tuple[Session, ImageData, LightningModule, list[Callback]]:
     """Build data and module, and check them together.
 
     Returns them with the session, whose class weights are resolved, and the callbacks that must

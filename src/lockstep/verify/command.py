@@ -18,7 +18,7 @@ from lockstep.assembly import checkpoints
 from lockstep.config import build, overrides
 from lockstep.config.checks import data_presence, validation
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError, Error, errors_of, exit_with
+from lockstep.config.errors import ConfigError, config_error, errors_of, exit_with
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
@@ -104,25 +104,21 @@ def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bit
     """
     (config,) = overrides.check(arguments, source).configs
     if config.resume is not None:
-        raise ConfigError(
-            Error(
-                "conflict",
-                f"resume={config.resume}",
-                "continues a run, verify starts new ones",
-                "remove it",
-            )
+        raise config_error(
+            "conflict",
+            f"resume={config.resume}",
+            "continues a run, verify starts new ones",
+            "remove it",
         )
     tree = config_file.to_tree(config)
     trainer = tree["trainer"]
     count = trainer["virtual_shards"] or NUM_VIRTUAL
     if is_by_bits and count < MAX_WORKERS:
-        raise ConfigError(
-            Error(
-                "range",
-                f"trainer.virtual_shards={count}",
-                f"is less than the {MAX_WORKERS} workers of lockstep verify",
-                f"use at least {MAX_WORKERS}",
-            )
+        raise config_error(
+            "range",
+            f"trainer.virtual_shards={count}",
+            f"is less than the {MAX_WORKERS} workers of lockstep verify",
+            f"use at least {MAX_WORKERS}",
         )
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
