@@ -10,7 +10,7 @@ from lockstep.config.errors import Error
 from tests.support.harness import ROOT
 
 SRC = ROOT / "src"
-PRINTS = {"fail", "print", "put_errors", "record_failure", "print_line", "warn"}
+PRINTS = {"fail", "print", "print_error", "put_errors", "record_failure", "print_line", "warn"}
 TWO_WORDS = re.compile(r"[\w,.:;)}] [\w({]")
 
 
@@ -40,7 +40,9 @@ def message(node: ast.AST) -> str:
     Other nodes give an empty text.
     """
     match node:
-        case ast.Call(func=ast.Name(id="Error"), args=[ast.Constant(value=code), *parts]):
+        case ast.Call(
+            func=ast.Name(id="Error" | "config_error"), args=[ast.Constant(value=code), *parts]
+        ):
             return f"[{code}] {Error('failed', *map(template, parts))}"
         case ast.Raise(exc=ast.Call(args=[text, *_])) if is_text(text):
             return template(text)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from lockstep.models.classifier import Checkpoint
 from lockstep.runs.files import atomic_file
 
 
@@ -36,7 +37,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+        self, checkpoint: Checkpoint, path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         target = Path(path)
         if checkpoint["global_step"] != self._state:
@@ -55,7 +56,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             future.result()
 
 
-def write(checkpoint: dict[str, Any], target: Path) -> None:
+def write(checkpoint: Checkpoint, target: Path) -> None:
     """Replace the checkpoint at `target` atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -69,7 +70,7 @@ def write(checkpoint: dict[str, Any], target: Path) -> None:
         raise error from error.__context__
 
 
-def _snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
+def _snapshot(checkpoint: Checkpoint) -> Checkpoint:
     """Copy a checkpoint, with its tensors on a GPU in page-locked memory."""
     with _ToHost():
         snapshot = copy.deepcopy(checkpoint)

@@ -1,6 +1,5 @@
 """A custom LightningModule, built from the configuration, with its companion callback."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,9 @@ from lockstep.config.checks import signatures
 from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import gather_objects
 from lockstep.distributed.rng import ExactDropout, replace_dropout, seed_of
-from lockstep.models.classifier import ImageFormat
+from lockstep.models.classifier import Checkpoint, ImageFormat
+from lockstep.models.counts import Metrics
+from lockstep.system.output import print_error
 from lockstep.tasks.scores import MetricError, prepare_to_log
 
 LOG_HINT = "log a metric of torchmetrics, or the result of lockstep.sum_over_global"
@@ -83,7 +84,7 @@ class Companion(Callback):
         self._watched = monitors
         self._reported: set[str] = set()  # metrics that differ between ranks
         self._validated = -1  # epoch of the last validation
-        self.metrics: dict[str, float] = {}
+        self.metrics: Metrics = {}
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -152,7 +153,7 @@ class Companion(Callback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
         checkpoint["image_format"] = self._images._asdict()
 
@@ -187,11 +188,9 @@ class Companion(Callback):
         self._reported.update(differing)
         if differing and trainer.is_global_zero:
             listed = "; ".join(f"{name} ({_values_text(name, everywhere)})" for name in differing)
-            print(
+            print_error(
                 f"{self._name} logs different values on the workers, and those of rank 0 are "
-                f"recorded: {listed}: {LOG_HINT}.",
-                file=sys.stderr,
-                flush=True,
+                f"recorded: {listed}: {LOG_HINT}."
             )
 
 

@@ -9,7 +9,6 @@ import hashlib
 import heapq
 import json
 import os
-import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
+from lockstep.system.output import print_error
 from lockstep.system.text import join_names, plural
 
 if TYPE_CHECKING:
@@ -82,17 +82,17 @@ def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = 
                 f"{message}. Restore the data, or add changed_data=accept "
                 "to use them as they are now"
             )
-        print(f"changed_data=accept: {message}", file=sys.stderr, flush=True)
+        print_error(f"changed_data=accept: {message}")
 
     together(work)
 
 
-def record_of(images: Splits) -> dict[str, Any]:
+def record_of(images: Splits) -> Record:
     """Return the record of images.
 
     It has the class names, the names, targets and groups of each split, and the contents of files.
     """
-    subsets, record = images.by_name, dict[str, Any](class_names=list(images.class_names))
+    subsets, record = images.by_name, Record(class_names=list(images.class_names))
     for split, subset in subsets.items():
         record[split] = {"names": list(subset.names), "targets": subset.targets.tolist()}
     if any(subset.groups is not None for subset in subsets.values()):
@@ -106,7 +106,7 @@ def record_of(images: Splits) -> dict[str, Any]:
     return record
 
 
-def _write(run: RunFolder, record: dict[str, Any]) -> None:
+def _write(run: RunFolder, record: Record) -> None:
     with atomic_file(run.images) as file:
         file.write(gzip.compress(json.dumps(record).encode(), compresslevel=3, mtime=0))
 
@@ -129,14 +129,8 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     if 2 * len(replaced_names & compared_names) > len(compared_names):
         trained_names &= compared_names  # For the other files, only the sizes are the same.
     elif image_names == _named_rows(record).keys():
-        contents = "most contents" if replaced_names else "contents"
-        basis = (
-            f"names and {contents}"
-            if compared_names
-            else "names (their contents were not recorded)"
-        )
         print(
-            f"{table.setting} is taken for the data of the run: its images have the same {basis}",
+            f"{table.setting} is taken for the data of the run: its images have the same names",
             flush=True,
         )
         return None

@@ -56,16 +56,11 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     preprocessing = Preprocessing.from_keys(
         *(config.data.arguments()[name] for name in PREPROCESSING_KEYS)
     )
-    scale = config.augment.random_resized_crop.scale
-    crops = (
-        f"; in training crops of {100 * scale[0]:g} to {100 * scale[1]:g} % of the area"
-        if scale
-        else ""
-    )
-    shrunk = (
-        "" if images is None else describe_shrinking(config, preprocessing, _shorter_sides(images))
-    )
-    return [("images", f"{preprocessing.text}{crops}"), ("shrunk", shrunk)]
+    rows = [("images", preprocessing.text)]
+    if images is not None:
+        sides = _shorter_sides(images)
+        rows.append(("shrunk", describe_shrinking(config, preprocessing, sides)))
+    return rows
 
 
 def describe_shrinking(config: Config, preprocessing: Preprocessing, sides: Sequence[int]) -> str:

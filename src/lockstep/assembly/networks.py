@@ -5,7 +5,6 @@ All of them are built from the configuration.
 
 import copy
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from lockstep.models.classifier import Classifier, Execution, ImageFormat, Recip
 from lockstep.models.parameter_groups import ParameterRule, rule_of
 from lockstep.models.pretrained_metadata import attach_ends, origin_of
 from lockstep.models.schedules import Schedule
+from lockstep.system.output import print_error
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.scores import prepare_metric
 from lockstep.tasks.task import Task
@@ -81,11 +81,7 @@ def classifier(
         and not config.silent
     ):
         message = f"The network was made for images of {original_side} pixels, these have {side}"
-        print(
-            f"{message}: set a larger data.image_size, or model=resnet18.",
-            file=sys.stderr,
-            flush=True,
-        )
+        print_error(f"{message}: set a larger data.image_size, or model=resnet18.")
     if origin.mean is not None and origin.std is not None:
         image_format = image_format._replace(mean=origin.mean, std=origin.std)
     kind: type[Classifier] = Classifier

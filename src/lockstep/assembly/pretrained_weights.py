@@ -26,11 +26,7 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
         report = together(
             lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None
         )
-        messages = [
-            message
-            for message in (report, _preprocessing(session.config))
-            if isinstance(message, str)
-        ]
+        messages = [*filter(None, (report, _normalization(session.config)))]
         if session.rank == 0 and messages and not session.config.silent:
             print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(messages)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
@@ -82,24 +78,13 @@ def _setting(config: Config) -> str:
     return f"pretrained={literal(pretrained)}"
 
 
-def _preprocessing(config: Config) -> str | None:
-    """Describe how images are preprocessed for weights of a file.
+def _normalization(config: Config) -> str | None:
+    """Describe how images are normalized for weights of a file.
 
-    The weights may have been trained with other preprocessing.
+    The weights may have been trained with another normalization.
     """
-    model, data = config.model.arguments(), config.data.arguments()
+    model = config.model.arguments()
     if not (is_ours(config.model.target) and isinstance(model.get("pretrained"), str)):
         return None
-    preprocessing = [
-        f"data.{key}={literal(data[key])}"
-        for key in ("crop_percent", "interpolation")
-        if key in data
-    ]
-    library = f"{config.model.target.rpartition('.')[2]}'s own weights of {model['name']}"
-    return " ".join(
-        [
-            "images are normalized as for",
-            library,
-            *(["and seen with", *preprocessing] if preprocessing else []),
-        ]
-    )
+    library = config.model.target.rpartition(".")[2]
+    return f"images are normalized as for {library}'s own weights of {model['name']}"

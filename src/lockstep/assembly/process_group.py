@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -27,6 +26,7 @@ from lockstep.runs.files import write_atomically
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World
+from lockstep.system.output import print_error
 
 
 def join(
@@ -80,7 +80,7 @@ def connect_ranks(config: Config, workers: Workers, world: World, folder: RunFol
         )
         if folder is not None:
             folder.record_failure(message + "\n")
-        print(message, file=sys.stderr, flush=True)
+        print_error(message)
         raise SystemExit(EXIT_FAILED) from error
 
 

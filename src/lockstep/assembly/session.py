@@ -3,7 +3,6 @@
 It is used for training, evaluation and prediction.
 """
 
-import sys
 from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.models.step import NonFiniteGradient, NonFiniteLoss
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
+from lockstep.system.output import print_error
 from lockstep.tasks.scores import MetricError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def agreed_checkpoint(session: Session, requested_path: Path) -> Chosen:
     checkpoint = gather_objects(own_choice)[0]
     assert checkpoint is not None
     if checkpoint.note and session.rank == 0:
-        print(checkpoint.note, file=sys.stderr, flush=True)
+        print_error(checkpoint.note)
     return checkpoint
 
 

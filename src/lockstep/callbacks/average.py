@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from typing_extensions import Doc, override
 
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.system.internals import average_of
 from lockstep.system.types import Fraction
 
@@ -55,7 +55,7 @@ class AveragedWeights(WeightAveraging):
 
     @override
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
         """Resume an average.
 

@@ -12,6 +12,7 @@ from lightning.pytorch import callbacks
 from torch import Tensor
 from typing_extensions import override
 
+from lockstep.models.classifier import Checkpoint
 from lockstep.runs.ranking import LOSS, rank
 
 
@@ -76,7 +77,7 @@ class Relocation(Callback):
 
     @override
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
         for callback in trainer.checkpoint_callbacks:
             state = checkpoint["callbacks"].get(callback.state_key, {})

@@ -5,9 +5,10 @@ from typing import Any
 from lightning import LightningModule, Trainer
 
 from lockstep.models.classifier import Classifier
+from lockstep.models.counts import Metrics
 
 
-def metrics_of(trainer: Trainer, module: LightningModule) -> dict[str, float]:
+def metrics_of(trainer: Trainer, module: LightningModule) -> Metrics:
     """Return the newest global value of every metric, by name."""
     if isinstance(module, Classifier):
         return module.metrics

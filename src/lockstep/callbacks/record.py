@@ -22,8 +22,9 @@ from lockstep.callbacks.custom_module import (
 )
 from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.models.step import MAX_PENDING_STEPS
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
@@ -32,7 +33,6 @@ EVERY_S = 1.0
 class Record(Callback):
     """Writes status.json at most once a second, and a row of metrics.csv per epoch, on rank 0.
 
-    `first_step` is shown until the first step is done, or is empty if that step is like the others.
     `note` is the reason in the status while there is no other. The console reads `pace` and
     `phase`.
     """
@@ -41,9 +41,8 @@ class Record(Callback):
         self,
         folder: RunFolder,
         *,
-        facts: dict[str, Any],
+        facts: JsonObject,
         monitor: str | None,
-        first_step: str = "",
         note: str = "",
     ) -> None:
         self._folder = folder
@@ -61,7 +60,6 @@ class Record(Callback):
         self._epoch = 0  # current epoch, counted from 1
         self._epoch_started = time.monotonic()
         self._epoch_images = 0
-        self._first_step = first_step
         self.pace = Pace(num_warm_up=1)
         self.phase = Phase("starting", time.monotonic())
         self._best_score: Any = None
@@ -90,7 +88,7 @@ class Record(Callback):
         self._epoch = trainer.current_epoch + 1
         self._epoch_started, self._epoch_images = time.monotonic(), 0
         self.pace.start(int(trainer.num_training_batches))
-        self._enter("training" if self.pace.has_begun else self._first_step or "first step")
+        self._enter("training" if self.pace.has_begun else "first step")
         self._write(trainer, pl_module, "training", is_urgent=True)
 
     @override
@@ -156,7 +154,7 @@ class Record(Callback):
 
     @override
     def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
         """Flush all metrics before a checkpoint.
 
@@ -231,10 +229,9 @@ class Record(Callback):
         is_known = state != "starting" and batches not in (0, float("inf"))
         total_steps = max_epochs * -(-int(batches) // micro_batches(pl_module)) if is_known else 0
         step = steps_done(trainer, pl_module)
-        is_first_step = state == "training" and not self.pace.has_begun
         self._folder.write_status(
             state=state,
-            reason=(self._first_step if is_first_step else reason) or self._note,
+            reason=reason or self._note,
             **self.facts,
             # current_epoch alone is not enough. Lightning counts up after the hooks at the end of
             # an epoch, where a run may stop.

@@ -7,7 +7,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lockstep.models import calibration
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.models.predictions import Findings, FindingsCollector
 
 
@@ -25,7 +25,7 @@ class Reliability(Callback):
 
     @override
     def on_load_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint
     ) -> None:
         if self._is_applied and trainer.state.fn != TrainerFn.FITTING:
             assert isinstance(pl_module, Classifier)

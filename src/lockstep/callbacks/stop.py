@@ -27,11 +27,10 @@ class Stopped(Exception):
     It was stopped by a `signal`, by a request, or by trainer.max_time_s.
     """
 
-    def __init__(self, reason: str, signal: str | None, *, is_out_of_time: bool = False) -> None:
+    def __init__(self, reason: str, signal: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.signal = signal
-        self.is_out_of_time = is_out_of_time
 
 
 class StopTogether(Checkpoint):
@@ -126,9 +125,10 @@ class StopTogether(Checkpoint):
     def stopped(self, request: int) -> Stopped:
         if request == REQUESTED:
             # The request may have been removed in the meantime.
-            return Stopped(self._requested() or "requested", None)
+            return Stopped(self._requested() or "requested")
         if request == TIME_LIMIT:
             # The time limit may be that of another rank.
             limit = "" if self._max_time_s is None else f", trainer.max_time_s={self._max_time_s:g}"
-            return Stopped(f"time limit{limit}", None, is_out_of_time=True)
-        return Stopped(f"signal {signal.Signals(request).name}", signal.Signals(request).name)
+            return Stopped(f"time limit{limit}")
+        name = signal.Signals(request).name
+        return Stopped(f"signal {name}", name)

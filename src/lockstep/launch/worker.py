@@ -25,6 +25,7 @@ from lockstep.runs.naming import display_path
 from lockstep.system.hardware import num_cores
 from lockstep.system.launcher import World, outer_world
 from lockstep.system.libraries import lazy, silence_libraries
+from lockstep.system.output import print_error
 from lockstep.system.redaction import redact
 from lockstep.system.signals import Ended, SignalFlag, report_end, restore_signals
 
@@ -145,7 +146,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
                 log.write(failure.encode(errors="backslashreplace"))
         except OSError:  # `show_failure` reports it.
             if not isinstance(error, Refused):
-                print(failure, file=sys.stderr, flush=True)
+                print_error(failure)
         return EXIT_FAILED
 
 

@@ -23,7 +23,7 @@ from lockstep.distributed.batch_norm import refuse_inexact_norms
 from lockstep.distributed.collectives import sum_over_ranks, world_size
 from lockstep.distributed.rng import ExactDropout, replace_dropout
 from lockstep.distributed.virtual_shards import VirtualShards
-from lockstep.models.counts import EpochCounts
+from lockstep.models.counts import EpochCounts, Metrics
 from lockstep.models.layout import CompiledNetwork, Layout
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lockstep.models.graphs import GraphedModule
 
 T = TypeVar("T")
+Checkpoint = dict[str, Any]  # with plain values and tensors
 
 
 class ImageFormat(NamedTuple):
@@ -310,7 +311,7 @@ class Classifier(LightningModule):
             self.virtual.drop()
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Metrics:
         """Return the newest global value of each metric, by `<split>/<name>`."""
         return self.training_log.metrics
 
@@ -401,7 +402,7 @@ class Classifier(LightningModule):
         return optimizer, self.recipe.scheduler.build(optimizer, self.recipe.total_steps)
 
     @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add the image format, the counts of an unfinished epoch and the loss scale.
 
         Every rank must call it.
@@ -414,7 +415,7 @@ class Classifier(LightningModule):
             checkpoint["loss_scale"] = self.loss_scale.state_dict()
 
     @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Load the counts of an unfinished epoch, and the schedule if it has the same length.
 
         The layout of the weights may differ from that of the saved run, and momentum gets the
@@ -464,7 +465,7 @@ class TrainingLog(Callback):
 
     def __init__(self, module: Classifier) -> None:
         self._module = module
-        self.metrics: dict[str, float] = {}
+        self.metrics: Metrics = {}
 
     @override
     def on_train_batch_end(
@@ -509,7 +510,7 @@ class TrainingLog(Callback):
             step_values["loss_scale"] = self._module.loss_scale.value
         self.send(step_values, step)
 
-    def send(self, values: dict[str, float], step: int | None = None) -> None:
+    def send(self, values: Metrics, step: int | None = None) -> None:
         """Send values to all loggers, at this optimizer step or an earlier `step`."""
         for logger in self._module.trainer.loggers:
             logger.log_metrics(values, self._module.global_step if step is None else step)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lockstep.distributed.collectives import gather_objects, sum_over_ranks
 
+Metrics = dict[str, float]  # values by `<split>/<name>`
+
 
 class EpochCounts:
     """Sums of losses, weights, samples and scores of this epoch on this rank, in float64.
@@ -74,7 +76,7 @@ class EpochCounts:
             self.local_sums = rows.sum(0) if rank == 0 else torch.zeros_like(rows[0])
         self._logged = torch.tensor(state["logged_counts"], dtype=torch.float64)
 
-    def means(self, prefix: str, sums: Sequence[float]) -> dict[str, float]:
+    def means(self, prefix: str, sums: Sequence[float]) -> Metrics:
         """Return the means of loss and scores by `<prefix>/<name>`, or NaN without samples."""
         loss_sum, weight_sum, num_samples, *score_sums = sums
         means = {f"{prefix}/loss": loss_sum / weight_sum if weight_sum else math.nan}

@@ -1,6 +1,5 @@
 """Train a linear probe, which solves the head of a frozen network for one L2 value per epoch."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from typing_extensions import Doc, override
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.collectives import sum_over_ranks
 from lockstep.models.classifier import Classifier
+from lockstep.system.output import print_error
 from lockstep.system.types import Positive, PositiveFloat, PositiveFraction
 from lockstep.tasks.task import Task, checked_losses
 
@@ -190,11 +190,9 @@ class Probe(Classifier):
         self._step.gradient_norm, is_converged = fit_head(self._head, self.task, batch, newton, l2)
         if not is_converged and not self._has_warned and self.global_rank == 0:
             self._has_warned = True
-            print(
+            print_error(
                 f"The head has not converged for an L2 of {l2:g}: raise optimizer.max_iterations "
-                "or optimizer.tolerance, or train fewer epochs.",
-                file=sys.stderr,
-                flush=True,
+                "or optimizer.tolerance, or train fewer epochs."
             )
         self._step.step(is_measured=False)
         with torch.no_grad():

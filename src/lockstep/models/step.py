@@ -334,24 +334,13 @@ class LossGuard:
         if self._loss_scale is not None:
             self._loss_scale.read(*facts)
             if self._loss_scale.value < MIN_LOSS_SCALE:
-                raise self._overflow(step)
-
-    def _overflow(self, step: int) -> RuntimeError:
-        """Return the error of this rank.
-
-        Rank 0 reports for all ranks, which read the same scale after the same step.
-        """
-        assert self._loss_scale is not None
-        message = (
-            f"Gradients overflow float16 in optimizer step {step} "
-            "though the scale of the loss has fallen below 1"
-        )
-        if self._rank:
-            return FailedElsewhere(f"{message}.")
-        skipped = f"{self._loss_scale.num_skipped:,} steps were skipped"
-        return NonFiniteGradient(
-            f"{message}; {skipped}. Use trainer.precision=float32 in a new run, or bfloat16."
-        )
+                # Rank 0 reports for all ranks, which read the same scale after the same step.
+                kind = FailedElsewhere if self._rank else NonFiniteGradient
+                raise kind(
+                    f"Gradients overflow float16 in optimizer step {step} though the scale of the "
+                    "loss has fallen below 1. Use trainer.precision=float32 in a new run, or "
+                    "bfloat16."
+                )
 
 
 # A row is page-locked memory, and the CUDA event after which a copy into it is complete.

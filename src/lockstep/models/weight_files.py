@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.models.pretrained_metadata import Origin
-from lockstep.system.text import expand_path, join_names, plural
+from lockstep.system.text import expand_path, join_names
 
 State = Mapping[str, Tensor]
 # These are the keys in checkpoints of timm's and torchvision's scripts. The average comes first,
@@ -46,16 +46,10 @@ def load_weights(
             raise error from None
         note = "names converted by timm"
     net.load_state_dict(weights, strict=False)
-    omitted = [name for name in network_state if name in state and name not in weights]
-    classes = ""
-    if omitted:
-        count = plural(len(state[omitted[0]]), "class", "classes")
-        classes = f" ({count}, here {len(network_state[omitted[0]]):,})"
-    lines = [*describe(network_state, weights, state, classes), *notes, note]
-    return "; ".join(filter(None, lines))
+    return "; ".join(filter(None, [*describe(network_state, weights, state), *notes, note]))
 
 
-def describe(network_state: State, weights: State, state: State, classes: str) -> list[str]:
+def describe(network_state: State, weights: State, state: State) -> list[str]:
     """Return how many tensors of `network_state` are in `weights`, and which are new or adapted.
 
     A tensor is adapted if its shape differs from that in `state`.
@@ -65,19 +59,16 @@ def describe(network_state: State, weights: State, state: State, classes: str) -
         for name in network_state
         if name not in weights and not name.endswith(COUNTER)
     ]
-    adapted_names = [name for name, value in weights.items() if value.shape != state[name].shape]
+    adapted_names = [
+        name.removeprefix("net.")
+        for name, value in weights.items()
+        if value.shape != state[name].shape
+    ]
     descriptions = [f"{len(weights)} of {len(weights) + len(new_names)} tensors taken"]
     if new_names:
-        descriptions.append(f"new: {join_names(new_names, MAX_KEYS_NAMED)}{classes}")
+        descriptions.append(f"new: {join_names(new_names, MAX_KEYS_NAMED)}")
     if adapted_names:
-        channels = (
-            f"{plural(state[adapted_names[0]].shape[1], 'channel')}, "
-            f"here {weights[adapted_names[0]].shape[1]}"
-        )
-        descriptions.append(
-            f"adapted: {', '.join(name.removeprefix('net.') for name in adapted_names)} "
-            f"({channels})"
-        )
+        descriptions.append(f"adapted to the channels: {', '.join(adapted_names)}")
     return descriptions
 
 

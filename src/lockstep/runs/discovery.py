@@ -17,6 +17,7 @@ from lockstep.runs.files import JsonObject, from_json, read_json
 from lockstep.runs.folder import CODE, ENDED_STATES, LIVE_STATES, SWEEP, WANDB, RunFolder
 from lockstep.runs.ranking import LOSS, rank
 
+Row = dict[str, float]  # numbers of an epoch
 DEFAULT_ROOT = "outputs"
 DEPTH = 6  # levels of folders that are searched
 STATES = ("not started", *LIVE_STATES, *ENDED_STATES, "no signal", "broken")
@@ -251,7 +252,7 @@ def _state_before_status(folder: RunFolder) -> str:
     return "failed" if folder.failure.exists() else "not started"
 
 
-def read_rows(folder: RunFolder) -> list[dict[str, float]]:
+def read_rows(folder: RunFolder) -> list[Row]:
     """Read the finite numbers of metrics.csv, one row per epoch.
 
     The list is empty without a readable file.
@@ -260,12 +261,12 @@ def read_rows(folder: RunFolder) -> list[dict[str, float]]:
     return [row for row in rows if "epoch" in row]
 
 
-def _numbers(row: dict[str, str]) -> dict[str, float]:
+def _numbers(row: dict[str, str]) -> Row:
     values = {column: _or_empty(None, from_json, cell) for column, cell in row.items()}
     return {column: value for column, value in values.items() if is_number(value)}
 
 
-def best_row(rows: list[dict[str, float]], monitor: str, *, is_max: bool) -> dict[str, float]:
+def best_row(rows: list[Row], monitor: str, *, is_max: bool) -> Row:
     """Return the row of the epoch of best.ckpt, which is the last one of equal ones.
 
     The row is empty if no row has the metric.
@@ -301,7 +302,7 @@ def read_summary(folder: RunFolder) -> JsonObject:
     return _or_empty({}, folder.read_summary)
 
 
-def read_tests(folder: RunFolder) -> dict[str, float]:
+def read_tests(folder: RunFolder) -> Row:
     """Read the test results of a finished run by metric, such as test/accuracy.
 
     The result is empty for other runs.

@@ -61,6 +61,11 @@ class Unfiltered:
         return getattr(self._stream, name)
 
 
+def print_error(message: str) -> None:
+    """Print a message to standard error at once."""
+    print(message, file=sys.stderr, flush=True)
+
+
 def strip_commands(line: str) -> str:
     """Remove colors, and replace every other character that commands a terminal by a blank."""
     return CONTROLS.sub(lambda match: "" if match[0].endswith("m") else " ", line)

@@ -26,6 +26,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
+from lockstep.models.counts import Metrics
 from lockstep.models.virtual import VirtualParts
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
@@ -34,6 +35,7 @@ from lockstep.system.signals import SignalFlag
 from lockstep.tasks.task import Task
 from lockstep.training.train import prepare_training
 
+TraceStep = dict[str, Any]  # described by `Trace`
 INPUTS, LOSSES, GRADIENT = "inputs", "losses", "gradient of "
 STATE_FILE = "state.pt"  # weights, statistics and metrics at the end, written by rank 0
 
@@ -92,7 +94,7 @@ def verify(
     return 0
 
 
-def _write_state(folder: RunFolder, module: LightningModule, metrics: dict[str, float]) -> None:
+def _write_state(folder: RunFolder, module: LightningModule, metrics: Metrics) -> None:
     statistics = {name: value.double().cpu() for name, value in module.state_dict().items()}
     weights = {name: statistics.pop(name) for name, _ in module.named_parameters()}
     state = {"weights": weights, "statistics": statistics, "metrics": metrics}
@@ -118,7 +120,7 @@ class Trace(Callback):
         self._sums: dict[str, Tensor] = {}
         self._sizes: list[int] = []
         self._is_step = False  # true if the micro-batch ends a step
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[TraceStep] = []
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -230,7 +232,7 @@ class Trace(Callback):
         """
         if self._is_step and steps_done(trainer, pl_module) == self._stop_after:
             trainer.save_checkpoint(self._folder.last_checkpoint)
-            raise Stopped("the training stops after this step", None)
+            raise Stopped("the training stops after this step")
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

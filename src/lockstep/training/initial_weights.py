@@ -1,7 +1,6 @@
 """Starts a new run with the weights of a checkpoint: `init_from`."""
 
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from lightning import LightningModule
@@ -10,7 +9,7 @@ from torch import Tensor
 from lockstep.assembly.checkpoints import damage
 from lockstep.assembly.session import Session
 from lockstep.config.errors import config_error
-from lockstep.models.classifier import Classifier, ImageFormat
+from lockstep.models.classifier import Checkpoint, Classifier, ImageFormat
 from lockstep.models.libraries import repeat_channels
 from lockstep.models.pretrained_metadata import attach_ends
 from lockstep.models.weight_files import State, describe, fit_weights, without_prefix
@@ -67,22 +66,15 @@ def load(session: Session, module: LightningModule, images: ImageFormat) -> None
             weights |= _normalize(module, state)
     module.load_state_dict(weights, strict=False)
     if session.rank == 0 and not session.config.silent:
-        num_before, num_classes = len(classes) or "unknown", len(images.class_names)
-        is_renamed = num_before == num_classes
-        others = "other names or another order" if is_renamed else f"here {num_classes}"
-        change = "" if is_same else f" ({num_before} classes, {others})"
-        descriptions = describe(module_state, weights, state, change)
+        descriptions = describe(module_state, weights, state)
+        if not (is_same or origin.head):
+            num_classes = len(images.class_names)
+            descriptions.append(f"no layer has {num_classes} outputs, so all of it is taken")
         if len(descriptions) > 1:
             print_line(terminal(), f"{setting}: {'; '.join(descriptions)}")
-        if not (is_same or origin.head):
-            print_line(
-                terminal(),
-                f"{setting}: of other classes, but no layer has {num_classes} outputs, "
-                "so all of it is taken",
-            )
 
 
-def _read(session: Session, setting: str) -> dict[str, Any]:
+def _read(session: Session, setting: str) -> Checkpoint:
     if (error := damage(session.folder.initial_weights)) is not None:
         raise config_error(
             "damaged", display_path(session.folder.initial_weights), error, "start a new run"

@@ -1,6 +1,5 @@
 """The callbacks, loggers and profiler of the configuration of a run."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import SERVICES, Open
 from lockstep.runs.folder import RunFolder
+from lockstep.system.output import print_error
 from lockstep.system.redaction import redact
 
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
@@ -148,7 +148,7 @@ class _Outliving:
                 if not self._is_lost:
                     reason = redact(one_line(error))
                     message = f"{self._key} no longer gets metrics ({reason}); the run continues."
-                    print(message, file=sys.stderr, flush=True)
+                    print_error(message)
                 self._is_lost = True
 
         return attempt

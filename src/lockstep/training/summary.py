@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer
@@ -19,17 +18,16 @@ from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.module import ImageData
 from lockstep.data.splits import describe_counts, describe_groups
 from lockstep.models.classifier import Classifier
+from lockstep.models.counts import Metrics
+from lockstep.runs.files import JsonObject
 from lockstep.runs.naming import display_path, metric_name, quote_path, short_path
-from lockstep.system.hardware import num_cores
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.text import describe_similar, join_names, plural
 
-FEW_CORES = 8
 ON_TEST = "the test images, as a curve: no model is chosen by it, and best.ckpt is the last epoch"
-REHEARSAL = "for testing; with few cores one process with all threads is faster"
 
 
-def facts(session: Session, data: ImageData) -> dict[str, Any]:
+def facts(session: Session, data: ImageData) -> JsonObject:
     """Return the facts of a run that are known from its start."""
     worker_weights = session.config.trainer.worker_weights
     weights = {} if worker_weights is None else {"worker_weights": errors.literal(worker_weights)}
@@ -50,7 +48,7 @@ def summarize(
     checkpoint: ModelCheckpoint | None,
     record: Record,
     used_s: float,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the content of summary.json.
 
     `used_s` are the seconds of training over all sessions of the run.
@@ -84,7 +82,7 @@ def summarize(
 
 
 def metrics_of_test(
-    module: LightningModule, data: ImageData, metrics: dict[str, float]
+    module: LightningModule, data: ImageData, metrics: Metrics
 ) -> dict[str, float | None]:
     """Return the test metrics, the first one of the task first, and the number of images.
 
@@ -136,8 +134,6 @@ def show_header(
             rows.append((f"no {split}", f"image of {join_names(class_names)}"))
     rows.append(("network", plural(_num_parameters(module), "parameter")))
     rows.append(("workers", f"{count} x {device}" if count > 1 else device))
-    if session.device.type == "cpu" and session.num_local > 1 and num_cores() <= FEW_CORES:
-        rows.append(("", REHEARSAL))
     if config.trainer.worker_weights is not None:
         rows.append(("worker weights", errors.literal(config.trainer.worker_weights)))
     if session.shards is not None:
@@ -158,7 +154,7 @@ def show_header(
     show_table(f"{title}, resumed" if is_resumed else title, rows)
 
 
-def _l2(config: Config, module: LightningModule) -> dict[str, Any]:
+def _l2(config: Config, module: LightningModule) -> JsonObject:
     """Return the L2 value of a linear probe by its name in a header and a summary.
 
     Before the training, it is a text with all values. The result is empty for other networks.
@@ -229,7 +225,7 @@ def _classes(module: LightningModule, data: ImageData) -> str:
     return plural(len(data.class_names), one, many)
 
 
-def show_summary(session: Session, summary: dict[str, Any]) -> None:
+def show_summary(session: Session, summary: JsonObject) -> None:
     """Print the results of a finished run, and commands that use it, unless it is silent."""
     if session.config.silent:
         return
@@ -281,5 +277,3 @@ def show_stopped(session: Session, step: int, stopped: Stopped, command: str) ->
         f"Stopped after step {step} ({stopped.reason}), nothing is lost. Resume with:\n  {command}",
         flush=True,
     )
-    if stopped.is_out_of_time:
-        print("The time limit applies again; add trainer.max_time_s=null to remove it", flush=True)

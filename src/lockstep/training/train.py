@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import time
 from pathlib import Path
-from typing import Any
 
 from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, Timer
@@ -29,6 +28,7 @@ from lockstep.data.module import ImageData
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.inference.reliability import calibrate, report_test
 from lockstep.models.classifier import Classifier
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.system import internals, provenance
 from lockstep.system.launcher import World
@@ -74,7 +74,6 @@ def train(
             folder,
             facts={"name": config.run_name, **facts(session, data)},
             monitor=None if config.data.validate_on_test else monitor,
-            first_step="compiling the network" if config.compile else "",
             note=resumed_from.note,
         )
         stop = StopTogether(
@@ -148,7 +147,7 @@ def run_test(
     module: LightningModule,
     data: ImageData,
     checkpoint: Path | None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Test a module, if it has a `test_step`. Every rank must call it.
 
     The weights are those of `checkpoint`, if there is one. Returns the facts about its

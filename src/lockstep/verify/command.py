@@ -8,7 +8,7 @@ and resumed with another number of workers.
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,7 +23,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
-from lockstep.runs.files import answer
+from lockstep.runs.files import JsonObject, answer
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware, json_output
 from lockstep.system.launcher import World
@@ -247,7 +247,7 @@ def _table(variants: Sequence[str], comparisons: "dict[str, Compared]", out: Con
     return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
 
 
-def _facts(variant: str, result: "Compared | None") -> dict[str, Any]:
+def _facts(variant: str, result: "Compared | None") -> JsonObject:
     if result is None:
         return {"variant": variant, "state": "failed"}
     sizes = {kind: getattr(result, kind).size for kind in KINDS}

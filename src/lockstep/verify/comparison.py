@@ -3,12 +3,19 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep.training.exactness_check import GRADIENT, INPUTS, LOSSES, STATE_FILE, trace_file
+from lockstep.training.exactness_check import (
+    GRADIENT,
+    INPUTS,
+    LOSSES,
+    STATE_FILE,
+    TraceStep,
+    trace_file,
+)
 
 LIMIT = 1e-12  # for rounding in weights, statistics and metrics, in float64
 NOTICEABLE = 1e-10  # for rounding in one part of a step
@@ -108,7 +115,7 @@ def compare(
     return Compared(weights, statistics, metrics, difference, limit)
 
 
-def steps(folder: Path, worker_counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def steps(folder: Path, worker_counts: Sequence[int]) -> Iterator[TraceStep]:
     """Yield the traces of all workers of each micro-batch, merged by sample."""
     for part, num_workers in enumerate(worker_counts):
         ranks = [
@@ -129,7 +136,7 @@ def steps(folder: Path, worker_counts: Sequence[int]) -> Iterator[dict[str, Any]
 
 
 def first_difference(
-    alone: Sequence[dict[str, Any]], variant: Sequence[dict[str, Any]], noticeable: float
+    alone: Sequence[TraceStep], variant: Sequence[TraceStep], noticeable: float
 ) -> First | None:
     """Return the first part, in the order of computation, that differs by more than `noticeable`.
 
