@@ -60,14 +60,9 @@ def bfloat16_unit(device: torch.device) -> str | None:
     if device.type == "cuda":
         return "tensor cores" if torch.cuda.get_device_capability(device) >= AMPERE else None
     flags = torch.cpu.get_capabilities()
-    return next(
-        (
-            label
-            for key, label in (("amx_bf16", "AMX"), ("avx512_bf16", "AVX512-BF16"))
-            if flags.get(key)
-        ),
-        None,
-    )
+    if flags.get("amx_bf16"):
+        return "AMX"
+    return "AVX512-BF16" if flags.get("avx512_bf16") else None
 
 
 def set_tf32(is_on: bool) -> None:

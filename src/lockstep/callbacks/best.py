@@ -40,7 +40,8 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
 
     @override
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        loss = _loss_of(trainer)
+        loss = trainer.callback_metrics.get(LOSS)
+        loss = None if loss is None else loss.item()
         if self.keeps_last:
             is_better = True
         elif (
@@ -61,11 +62,6 @@ class ModelCheckpoint(callbacks.ModelCheckpoint):
         if is_better:
             self._best_loss, self.best_epoch = loss, trainer.current_epoch
         return is_better
-
-
-def _loss_of(trainer: Trainer) -> float | None:
-    loss = trainer.callback_metrics.get(LOSS)
-    return None if loss is None else loss.item()
 
 
 class Relocation(Callback):

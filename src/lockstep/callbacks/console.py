@@ -102,12 +102,12 @@ class Console(Callback):
         if not self._columns:
             self._begin_table([*metrics])
         left_s, rate = self._record.left_s(trainer), self._record.images_per_s
-        cells = {name: _narrow(value) for name, value in metrics.items()}
-        cells |= {
-            "images/s": f"{rate:,.0f}" if rate else "-",
-            "left": duration(left_s) if left_s is not None else "-",
-        }
-        cells |= {"time": duration(self._record.epoch_times_s[-1])}
+        cells = {name: measure(value) for name, value in metrics.items()}
+        cells["time"] = duration(self._record.epoch_times_s[-1])
+        if rate:
+            cells["images/s"] = f"{rate:,.0f}"
+        if left_s is not None:
+            cells["left"] = duration(left_s)
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._printed = time.monotonic()
@@ -147,7 +147,7 @@ class Console(Callback):
             self._live.start()
         if sys.breakpointhook is debug:
             sys.breakpointhook = partial(debug, self._end)
-        every_s = REFRESH_S if self._live else min(FIRST_S, EVERY_S) / 10
+        every_s = REFRESH_S if self._live else FIRST_S / 10
         self._is_over.clear()
         self._thread = threading.Thread(
             target=self._watch, args=(trainer, every_s), daemon=True, name="console"
@@ -199,12 +199,6 @@ class Console(Callback):
         if left_s is not None and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
             facts.append(f"{duration(left_s)} in total")
         return pace.num_done / max(1, pace.num_batches), facts
-
-
-def _narrow(value: float) -> str:
-    """Format a metric so that it leaves a gap in its column."""
-    number = measure(value)
-    return number if len(number) < MIN_COLUMN_WIDTH else f"{value:.4g}"
 
 
 def _epoch(trainer: Trainer) -> str:

@@ -24,7 +24,7 @@ from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.models.step import MAX_PENDING_STEPS
-from lockstep.runs.files import JsonObject
+from lockstep.runs.files import JsonObject, append_row, keep_rows
 from lockstep.runs.folder import RunFolder
 
 EVERY_S = 1.0
@@ -78,7 +78,7 @@ class Record(Callback):
         A resume inside an epoch does not start it.
         """
         if trainer.is_global_zero:
-            self._folder.keep_metrics(trainer.current_epoch)
+            keep_rows(self._folder.metrics, trainer.current_epoch)
         if pl_module.device.type == "cuda":  # The host is some steps ahead of the device.
             self.pace = Pace(num_warm_up=1 + MAX_PENDING_STEPS * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)
@@ -149,7 +149,7 @@ class Record(Callback):
             **metrics_of(trainer, pl_module),
         }
         if trainer.is_global_zero:
-            self._folder.append_metrics(row)
+            append_row(self._folder.metrics, row)
         self._write(trainer, pl_module, "training", is_urgent=True)
 
     @override

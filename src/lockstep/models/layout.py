@@ -67,11 +67,9 @@ def _is_faulty(layer: nn.Module, num_written: int) -> bool:
     # The gradient of a transposed convolution is that of the convolution from its output to its
     # input.
     num_channels = layer.in_channels if isinstance(layer, nn.Conv2d) else layer.out_channels
-    is_narrow_projection = (
-        layer.kernel_size == (1, 1) and max(layer.stride) > 1 and num_channels < num_written
-    )
+    is_strided_projection = layer.kernel_size == (1, 1) and max(layer.stride) > 1
     # With groups, oneDNN chooses another kernel.
-    return is_narrow_projection and layer.groups == 1
+    return is_strided_projection and num_channels < num_written and layer.groups == 1
 
 
 class CompiledNetwork:

@@ -215,13 +215,6 @@ class RunFolder:
         """Read metrics.csv, one row per epoch, without an incomplete last line."""
         return files.read_rows(self.metrics)
 
-    def keep_metrics(self, epoch: int) -> None:
-        """Drop the rows of metrics.csv after `epoch`, and lines that are no rows."""
-        files.keep_rows(self.metrics, epoch)
-
-    def append_metrics(self, row: JsonObject) -> None:
-        files.append_row(self.metrics, row)
-
     # -- the request to stop -----------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:

@@ -29,15 +29,15 @@ ON_TEST = "the test images, as a curve: no model is chosen by it, and best.ckpt 
 
 def facts(session: Session, data: ImageData) -> JsonObject:
     """Return the facts of a run that are known from its start."""
-    worker_weights = session.config.trainer.worker_weights
-    weights = {} if worker_weights is None else {"worker_weights": errors.literal(worker_weights)}
-    return {
+    run_facts: JsonObject = {
         "workers": session.world_size,
-        **weights,
         "device": device_name(session),
         "precision": session.precision,
         "train_images": data.batches("train").num_epoch_samples,
     }
+    if (worker_weights := session.config.trainer.worker_weights) is not None:
+        run_facts["worker_weights"] = errors.literal(worker_weights)
+    return run_facts
 
 
 def summarize(
@@ -59,7 +59,8 @@ def summarize(
     default, _ = metric_names.default(session.config)
     value = metrics.get(default, math.nan) if score is None else score.item()
     groups = {split: subset.num_groups for split, subset in data.splits.by_name.items()}
-    return {
+    best_path = session.folder.best_checkpoint
+    summary = {
         **metrics_of_test(module, data, metrics),
         "monitor": monitor or default,
         "best": value if math.isfinite(value) else None,
@@ -73,12 +74,12 @@ def summarize(
         "weights_sha256": record.facts["weights_sha256"],
         **facts(session, data),
         "val_images": data.batches("val").num_epoch_samples,
-        **({"groups": groups} if any(groups.values()) else {}),
         **_l2(session.config, module),
-        "best_checkpoint": str(session.folder.best_checkpoint)
-        if session.folder.best_checkpoint.exists()
-        else None,
+        "best_checkpoint": str(best_path) if best_path.exists() else None,
     }
+    if any(groups.values()):
+        summary["groups"] = groups
+    return summary
 
 
 def metrics_of_test(
@@ -113,13 +114,13 @@ def show_header(
         return
     shape = "x".join(map(str, data.image_shape))
     split_sizes = ", ".join(_used_text(data, split) for split in data.splits.by_name)
-    rows = [
-        ("data", f"{split_sizes} images of {shape}, {_classes(module, data)}, {data.placement}")
-    ]
+    many = module.task.output_noun if isinstance(module, Classifier) else "classes"
+    one = "class" if many == "classes" else many.removesuffix("s")
+    classes = plural(len(data.class_names), one, many)
+    rows = [("data", f"{split_sizes} images of {shape}, {classes}, {data.placement}")]
     if data.class_counts is not None:
-        rows.append(
-            ("classes", describe_counts(data.class_names, data.class_counts, config.data.balance))
-        )
+        counts = describe_counts(data.class_names, data.class_counts, config.data.balance)
+        rows.append(("classes", counts))
     if config.data.validate_on_test:
         rows.append(("val", ON_TEST))
     rows.append(("groups", describe_groups(data.splits)))
@@ -172,26 +173,12 @@ def _l2(config: Config, module: LightningModule) -> JsonObject:
 
 
 def _batch(session: Session, data: ImageData) -> str:
-    """Describe the numbers of images of a step, of its micro-batches and of shards.
-
-    The text gives the sizes of the shards of the workers only if there are several workers.
-    """
-    num_micro_batches = session.config.trainer.accumulate_grad_batches
+    """Describe the numbers of images and of micro-batches of a step."""
     batches = data.batches("train")
-    size, micro = (
-        min(n, batches.num_epoch_samples)
-        for n in (batches.global_batch_size, batches.micro_batch_size)
-    )
-    description = f"{plural(size, 'image')} a step"
-    if num_micro_batches > 1:
-        description += f" = {num_micro_batches} micro-batches of {micro}"
-    if session.world_size == 1:
-        return description
-    shards = sorted(
-        {-(-micro * weight // sum(session.worker_weights)) for weight in session.worker_weights},
-        reverse=True,
-    )
-    return f"{description}, up to {' or '.join(map(str, shards))} on each worker"
+    size = min(batches.global_batch_size, batches.num_epoch_samples)
+    count = session.config.trainer.accumulate_grad_batches
+    micro_batches = f" in {count} micro-batches" if count > 1 else ""
+    return f"{plural(size, 'image')} a step{micro_batches}"
 
 
 def optimizer_text(config: Config) -> str:
@@ -204,25 +191,16 @@ def optimizer_text(config: Config) -> str:
 
 
 def _num_parameters(module: LightningModule) -> int:
-    return sum(
-        p.numel() for p in (module.net if isinstance(module, Classifier) else module).parameters()
-    )
+    net = module.net if isinstance(module, Classifier) else module
+    return sum(parameter.numel() for parameter in net.parameters())
 
 
 def _used_text(data: ImageData, split: str) -> str:
     batches = data.batches(split)
-    num_used, num_samples = batches.num_epoch_samples, batches.num_samples
-    return (
-        f"{num_used:,} {split}"
-        if num_used == num_samples
-        else f"{num_used:,} of {num_samples:,} {split}"
-    )
-
-
-def _classes(module: LightningModule, data: ImageData) -> str:
-    many = module.task.output_noun if isinstance(module, Classifier) else "classes"
-    one = "class" if many == "classes" else many.removesuffix("s")
-    return plural(len(data.class_names), one, many)
+    used = f"{batches.num_epoch_samples:,}"
+    if batches.num_epoch_samples < batches.num_samples:
+        used += f" of {batches.num_samples:,}"
+    return f"{used} {split}"
 
 
 def show_summary(session: Session, summary: JsonObject) -> None:

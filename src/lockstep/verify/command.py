@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from lockstep.assembly import checkpoints
 from lockstep.config import build, overrides
@@ -203,7 +202,8 @@ def _train(
 def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bits: bool) -> int:
     from lockstep.verify.comparison import LIMIT, compare
 
-    out, (alone, *others) = terminal(), folders
+    out = terminal()
+    alone, *others = folders
     comparisons: dict[str, Compared] = {}
     for variant in others:
         if variant not in failures:
@@ -211,7 +211,8 @@ def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bi
             comparisons[variant] = compare(
                 folders[alone].path, folders[variant].path, worker_counts, is_by_bits=is_by_bits
             )
-    print_table(_table(others, comparisons, out), out)
+    variants = [_facts(variant, comparisons.get(variant)) for variant in others]
+    print_table(_table(variants, out), out)
     messages = explanations(comparisons, failures, is_by_bits=is_by_bits)
     for message in messages:
         print_line(out, message)
@@ -220,7 +221,7 @@ def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bi
             "is_exact": not messages,
             "limit": 0.0 if is_by_bits else LIMIT,
             "explanations": messages,
-            "variants": [_facts(variant, comparisons.get(variant)) for variant in others],
+            "variants": variants,
         }
     )
     if messages:
@@ -233,17 +234,11 @@ def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bi
     return 0
 
 
-def _table(variants: Sequence[str], comparisons: "dict[str, Compared]", out: Console) -> Table:
-    rows: list[list[str | Text]] = []
-    for variant in variants:
-        result = comparisons.get(variant)
-        state, sizes = Text("failed", style="red"), ["-", "-", "-"]
-        if result is not None:
-            sizes = [_size_text(kind.size) for kind in result[:3]]
-            state = (
-                Text("exact", style="green") if result.is_exact else Text("differs", style="red")
-            )
-        rows.append([variant, state, *sizes])
+def _table(variants: Sequence[JsonObject], out: Console) -> Table:
+    rows = [
+        [facts["variant"], facts["state"], *(_size_text(facts.get(kind)) for kind in KINDS)]
+        for facts in variants
+    ]
     return new_table(("compared with 1 worker", "", *KINDS), rows, out, right=KINDS)
 
 
@@ -287,5 +282,7 @@ def explanations(
     return list(reasons.values())
 
 
-def _size_text(size: float) -> str:
+def _size_text(size: float | None) -> str:
+    if size is None:
+        return "-"
     return "0" if size == 0 else f"{size:.1e}".replace("nan", "NaN")

@@ -230,7 +230,7 @@ def test_metrics_full_precision(folder: RunFolder) -> None:
 def test_metrics_appended(folder: RunFolder, rows: list[dict[str, float]], text: str) -> None:
     """An incomplete last line is ignored."""
     for row in rows:
-        folder.append_metrics(row)
+        files.append_row(folder.metrics, row)
     assert (folder.path / "metrics.csv").read_text() == text
     folder.metrics.write_text(f"{text}3,0.12")
     assert [row["epoch"] for row in folder.read_metrics()] == ["1", "2"]

@@ -17,7 +17,7 @@ HEADER = [
         "(1 MiB of pixels)",
     ),
     ("workers", "2 x CPU, 1 thread each"),
-    ("batch", "64 images a step = 4 micro-batches of 16, up to 8 on each worker"),
+    ("batch", "64 images a step in 4 micro-batches"),
     (
         "layout",
         "contiguous (memory order; channels_last is often faster, but wrong on this CPU "
