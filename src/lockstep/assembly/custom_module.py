@@ -117,11 +117,9 @@ class Companion(Callback):
         """
         self._validated = trainer.current_epoch
         self._collect(trainer)
+        keys = [key for key, name in self._watched.items() if name.startswith("val/")]
         is_fitting = trainer.state.fn == TrainerFn.FITTING
-        self._compare_ranks(
-            trainer,
-            [key for key, name in self._watched.items() if is_fitting and name.startswith("val/")],
-        )
+        self._compare_ranks(trainer, keys if is_fitting else [])
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,20 +129,12 @@ class Companion(Callback):
         """
         self._collect(trainer)
         if self._validated != trainer.current_epoch:
-            self.metrics = {
-                metric_name: value
-                for metric_name, value in self.metrics.items()
-                if not metric_name.startswith("val/")
-            }
-        has_validation = is_overridden("validation_step", pl_module)
-        self._compare_ranks(
-            trainer,
-            [
-                key
-                for key, name in self._watched.items()
-                if not (has_validation and name[:4] == "val/")
-            ],
-        )
+            for name in [name for name in self.metrics if name.startswith("val/")]:
+                del self.metrics[name]
+        keys = [*self._watched]
+        if is_overridden("validation_step", pl_module):
+            keys = [key for key in keys if not self._watched[key].startswith("val/")]
+        self._compare_ranks(trainer, keys)
 
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -38,8 +38,6 @@ from lockstep.distributed.collectives import broadcast, gather_objects
 from lockstep.models.classifier import Classifier
 from lockstep.models.frozen import TakesFeatures, head_inputs
 from lockstep.runs.files import atomic_file
-from lockstep.system.terminal import print_line, terminal
-from lockstep.system.text import plural, size_text
 
 FORMAT = 1  # Increase this when the same network gives other features.
 CHUNK = 64  # images of a forward pass, on any number of workers
@@ -280,13 +278,6 @@ def _compute(
     table = np.empty(len(missing) if path is None or session.local_rank == 0 else 0, record)
     table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
     width = record["values"].shape[0]
-    if is_shown:
-        print_line(
-            terminal(),
-            f"Features of {plural(len(missing), 'image')} by "
-            f"{session.config.model.arguments()['name']}: {width:,} numbers each, into "
-            f"{path or 'memory'} ({size_text(table.nbytes)})",
-        )
 
     def read(chunk: list[bytes]) -> Tensor:
         return torch.cat(

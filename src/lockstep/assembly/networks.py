@@ -74,12 +74,8 @@ def classifier(
     recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
     origin = origin_of(net)
     side, original_side = min(shape[1:]), origin.image_size or 0
-    if (
-        is_trained
-        and side * MUCH_SMALLER < original_side
-        and session.rank == 0
-        and not config.silent
-    ):
+    is_much_smaller = is_trained and side * MUCH_SMALLER < original_side
+    if is_much_smaller and session.rank == 0 and not config.silent:
         message = f"The network was made for images of {original_side} pixels, these have {side}"
         print_error(f"{message}: set a larger data.image_size, or model=resnet18.")
     if origin.mean is not None and origin.std is not None:
@@ -140,16 +136,12 @@ def parameter_rules(
 
     Raises ConfigError for a rule without effect, and if no parameter is trained.
     """
-    sections = {
-        name: section.model_dump()
-        for name, section in config.parameters.items()
-        if section is not None
-    }
-    for keys in sections.values():
-        if not keys["pattern"]:
-            head = "|".join(map(re.escape, attach_ends(net, num_outputs).head))
-            keys["pattern"] = rf"^({head})\."
-    rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
+    head = "|".join(map(re.escape, attach_ends(net, num_outputs).head))
+    rules: list[ParameterRule] = []
+    for name, section in config.parameters.items():
+        if section is not None:
+            rule = ParameterRule(name, **section.model_dump())
+            rules.append(rule if rule.pattern else rule._replace(pattern=rf"^({head})\."))
     parameters = dict([*net.named_parameters(), *task.named_parameters("task")])
     errors = list(_rule_errors(rules, parameters))
     if errors:
@@ -181,10 +173,8 @@ def _rule_errors(
                 "matches norms and biases only, which are not decayed",
                 "remove its weight_decay",
             )
-    if not any(
-        p.requires_grad and rule_of(name, rules).frozen_epochs is not None
-        for name, p in parameters.items()
-    ):
+    trained_names = [name for name, value in parameters.items() if value.requires_grad]
+    if all(rule_of(name, rules).frozen_epochs is None for name in trained_names):
         yield Error(
             "conflict",
             "parameters",
@@ -277,7 +267,8 @@ def _layout(session: Session, net: nn.Module, *, is_trained: bool) -> layout.Lay
         num_written = layout.AVX512_NUMBERS if has_avx512 else layout.AVX2_NUMBERS
         faulty_layer = layout.faulty_convolution(net, session.precision, num_written)
     # The name "" is the network itself.
-    faulty_layer = next((name for name in gather_objects(faulty_layer) if name is not None), None)
+    faulty_layers = [name for name in gather_objects(faulty_layer) if name is not None]
+    faulty_layer = faulty_layers[0] if faulty_layers else None
     memory_format = session.config.trainer.memory_format
     # A forward pass is safe.
     if memory_format == "channels_last" and faulty_layer is not None and is_trained:

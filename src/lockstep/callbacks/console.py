@@ -1,6 +1,5 @@
 """Print a line per epoch on a terminal or in a log, and the progress in between."""
 
-import math
 import sys
 import threading
 import time
@@ -82,7 +81,6 @@ class Console(Callback):
         self._is_over = threading.Event()
         self._printed = time.monotonic()  # time of the last line in a log
         self._pause_s = FIRST_S
-        self._has_warned = False
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -111,12 +109,6 @@ class Console(Callback):
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._printed = time.monotonic()
-        monitor = getattr(trainer.checkpoint_callback, "monitor", None) or ""
-        if not self._has_warned and not math.isfinite(value := metrics.get(monitor, 0.0)):
-            self._out.print(
-                f"{monitor} is {value}: such an epoch is never the best one", soft_wrap=True
-            )
-            self._has_warned = True
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -77,13 +77,12 @@ class Pictures(Callback):
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
         # In the file of the test, a repeated test replaces its figures.
-        writers: list[Any] = [
-            logger.writer("test")
-            if isinstance(logger, SplitTensorBoardLogger)
-            else logger.experiment
-            for logger in trainer.loggers
-            if isinstance(logger, TensorBoardLogger)
-        ]
+        writers: list[Any] = []
+        for logger in trainer.loggers:
+            if isinstance(logger, SplitTensorBoardLogger):
+                writers.append(logger.writer("test"))
+            elif isinstance(logger, TensorBoardLogger):
+                writers.append(logger.experiment)
         with plots.style():
             subtitle = f"test, step {step:,}"
             for name, figure in figures(

@@ -246,18 +246,16 @@ def _is_fused(
 
     torch computes or rejects all other batches.
     """
-    return (
-        norm.training
-        and _kernels(x) is not None
-        and x.dim() == 4
-        and x.shape[1] == norm.num_features
-        and x.numel() > (0 if is_synchronized else x.shape[1])
-        and x.is_contiguous(memory_format=torch.channels_last)
-        and (
-            residual is None
-            or (residual.shape, residual.dtype, residual.stride()) == (x.shape, x.dtype, x.stride())
-        )
-    )
+    if not norm.training or _kernels(x) is None:
+        return False
+    if x.dim() != 4 or x.shape[1] != norm.num_features:
+        return False
+    min_size = 0 if is_synchronized else x.shape[1]
+    if x.numel() <= min_size or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if residual is None:
+        return True
+    return (residual.shape, residual.dtype, residual.stride()) == (x.shape, x.dtype, x.stride())
 
 
 def _forward(

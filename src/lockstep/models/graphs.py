@@ -91,17 +91,13 @@ class GraphedModule:
         )
         if state != self._state:
             self._start(state)
-        mask_bounds = (
-            (shard.lo, shard.hi, shard.group_size)
-            if any(dropout.p for dropout in self._dropouts)
-            else None
-        )
+        has_masks = any(dropout.p for dropout in self._dropouts)
+        mask_bounds = (shard.lo, shard.hi, shard.group_size) if has_masks else None
         # The key has the `size` of the shard, so that all ranks count the same keys.
         key = (inputs.shape, inputs.dtype, shard.size, mask_bounds)
         graphs = self._graphs.get(key)
-        if graphs is not None and (
-            graphs.addresses != self._addresses() or internals.has_hooks(self._layers)
-        ):
+        is_outdated = graphs is not None and graphs.addresses != self._addresses()
+        if is_outdated or (graphs is not None and internals.has_hooks(self._layers)):
             # This may concern this rank alone, and the others would not capture again with it.
             if is_distributed():
                 raise RuntimeError(
@@ -191,9 +187,8 @@ class GraphedModule:
             with _capture(backward, self._pool):
                 gradients = _gradients(outputs, output_gradient, aliases.values())
         torch.cuda.current_stream().wait_stream(stream)
-        if replaced_buffers := [
-            name for name, value in buffers.items() if tensors[name] is not value
-        ]:
+        replaced_buffers = [name for name, value in buffers.items() if tensors[name] is not value]
+        if replaced_buffers:
             raise RuntimeError(
                 f"the network replaces its buffer {replaced_buffers[0]}: "
                 "let it change the buffer in place"

@@ -223,8 +223,7 @@ def _attach_weights(
         net.load_state_dict(weight_files.fit_weights(download(), net, origin), strict=False)
         return None
 
+    changes: Any = {"load": load} if pretrained else {"mean": None, "std": None}
     attributed: Any = net
-    attributed.origin = (
-        replace(origin, load=load) if pretrained else replace(origin, mean=None, std=None)
-    )
+    attributed.origin = replace(origin, **changes)
     return net

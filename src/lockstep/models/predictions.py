@@ -105,10 +105,10 @@ class FindingsCollector:
 
     def __init__(self, task: Task, calibration: nn.Module, num_classes: int) -> None:
         self._task, self._calibration, self._num_classes = task, calibration, num_classes
-        is_own = isinstance(calibration, Calibration)
-        self._is_calibrated = is_own and bool(
-            ((calibration.slope != 1) | (calibration.offset != 0)).any()
-        )
+        self._is_calibrated = False
+        if isinstance(calibration, Calibration):
+            changes = (calibration.slope != 1) | (calibration.offset != 0)
+            self._is_calibrated = bool(changes.any())
         self._samples: list[list[Tensor]] = []
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Tensor) -> None:
@@ -118,21 +118,18 @@ class FindingsCollector:
         """
         labels = labels_of(self._task, outputs, targets)
         if labels is not None:
-            probabilities = (
-                self._task.predictions(self._calibration(outputs)).nan_to_num(0.0).double()
-            )
+            probabilities = self._task.predictions(self._calibration(outputs))
+            probabilities = probabilities.nan_to_num(0.0).double()
             outputs = outputs.double()
-            # A NaN is visible in the metrics.
-            best = (
-                (outputs > 0).long()
-                if labels.dim() == 2
-                else outputs.softmax(1).nan_to_num(0.0).argmax(1)
-            )
+            if labels.dim() == 2:
+                best = (outputs > 0).long()
+            else:
+                best = outputs.softmax(1).nan_to_num(0.0).argmax(1)  # NaN shows in the metrics.
+                probabilities = probabilities.amax(1)
             scores = _scores(outputs, labels)
             if self._is_calibrated:
                 scores += _scores(self._calibration(outputs), labels)
-            sample_probabilities = probabilities if labels.dim() == 2 else probabilities.amax(1)
-            self._samples.append([indices, labels, best, sample_probabilities, *scores])
+            self._samples.append([indices, labels, best, probabilities, *scores])
 
     def findings(self) -> Findings | None:
         """Gather the findings of all ranks, or None without any sample. Every rank must call it.

@@ -109,10 +109,8 @@ class Newton(Optimizer):
                     sum_over_ranks(loss(outputs + length * change))
                     + (decay * new_weights.square()).sum() / 2
                 )
-                if (
-                    _any(new_value <= value + DECREASE * length * slope + ROUNDING * value.abs())
-                    or length < ROUNDING
-                ):
+                limit = value + DECREASE * length * slope + ROUNDING * value.abs()
+                if _any(new_value <= limit) or length < ROUNDING:
                     break
             weights, outputs, value = new_weights, outputs + length * change, new_value
 

@@ -77,9 +77,8 @@ def replay(checkpoint: dict[str, Any], optimizer: Optimizer, schedule: LRSchedul
         for _ in range(state["last_epoch"]):
             schedule.step()
     checkpoint["lr_schedulers"] = [schedule.state_dict()]
-    for saved_group, group in zip(
-        checkpoint["optimizer_states"][0]["param_groups"], optimizer.param_groups, strict=True
-    ):
+    saved_groups = checkpoint["optimizer_states"][0]["param_groups"]
+    for saved_group, group in zip(saved_groups, optimizer.param_groups, strict=True):
         saved_group.update({name: group[name] for name in SCHEDULED if name in group})
 
 

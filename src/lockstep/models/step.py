@@ -153,18 +153,14 @@ class OptimizerStep:
 
         Without it, the fused SGD fails.
         """
+        optimizer_state = self._optimizer.state
         for group in self._optimizer.param_groups if new_parameters else ():
             late_parameters = new_parameters.intersection(group["params"])
-            states = [
-                self._optimizer.state[p] for p in group["params"] if p in self._optimizer.state
-            ]
-            if group.get("fused") and any(
-                state.get("momentum_buffer") is not None for state in states
-            ):
-                for parameter in late_parameters - self._optimizer.state.keys():
-                    self._optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
-                        parameter
-                    )
+            states = [optimizer_state[p] for p in group["params"] if p in optimizer_state]
+            has_momentum = any(state.get("momentum_buffer") is not None for state in states)
+            if group.get("fused") and has_momentum:
+                for parameter in late_parameters - optimizer_state.keys():
+                    optimizer_state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     def _is_skipped(self, new_parameters: set[Tensor]) -> bool:
         """Return whether gradients overflowed and the optimizer cannot skip its update.

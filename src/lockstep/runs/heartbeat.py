@@ -119,13 +119,10 @@ def end_of(folder: RunFolder, rank: int, process_name: str, code: int) -> str:
     try:
         with open(folder.rank_log(rank), "rb", opener=no_link) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_STACK_BYTES))
-            stack = (
-                log.read(MAX_STACK_BYTES)
-                .decode(errors="replace")
-                .rpartition("Fatal Python error")[2]
-            )
+            output = log.read(MAX_STACK_BYTES).decode(errors="replace")
     except OSError:
-        stack = ""
+        output = ""
+    stack = output.rpartition("Fatal Python error")[2]
     # This is the stack of the thread that received the signal, else that of the main thread, which
     # comes last.
     thread_stack = stack.partition("Current thread")[2] or stack.rpartition("Thread 0x")[2]

@@ -121,8 +121,8 @@ def _check_config(arguments: Sequence[str], source: compose.Source, *, is_by_bit
         )
     limits = {"limit_val_batches": NUM_EVALUATED, "limit_test_batches": NUM_EVALUATED}
     limits["limit_train_batches"] = NUM_STEPS * trainer["accumulate_grad_batches"]
-    tree["trainer"] |= {
-        **{name: min(limit, trainer[name] or limit) for name, limit in limits.items()},
+    trainer |= {name: min(limit, trainer[name] or limit) for name, limit in limits.items()}
+    trainer |= {
         "precision": trainer["precision"] if is_by_bits else "float64",
         "virtual_shards": count if is_by_bits else None,
         # Even with one step per epoch, one step follows the interruption.
