@@ -147,6 +147,8 @@ def refuse_unfit(
     if sample.numel() > MAX_VALUES_SHOWN:
         values = f"values from {sample.min()} to {sample.max()}"
     description = f"{values} in {sample_names[invalid_rows[0]]} ({count})"
+    if len(invalid_rows) == len(targets):
+        description = f"{shape_text(sample)} for each sample, {description}"
     takes = task.takes.format(count=outputs.shape[1], last=outputs.shape[1] - 1)
     raise config_error(
         "value",

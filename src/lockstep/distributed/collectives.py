@@ -77,9 +77,10 @@ def is_lost_rank(error: BaseException) -> bool:
         "connection reset by peer",
         "timed out waiting",
     )
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(phrase in str(error).lower() for phrase in phrases)
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    message = str(error).lower()
+    return isinstance(error, dist.DistError) or any(phrase in message for phrase in phrases)
 
 
 def is_missing_rank(error: BaseException) -> bool:
@@ -149,12 +150,8 @@ def keep_out_of_graphs() -> None:
     """
     from lockstep.distributed.shared_memory import Neighbors
 
-    Neighbors.gather = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
-        Neighbors.gather
-    )
-    Neighbors.add_up = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
-        Neighbors.add_up
-    )
+    for name in ("gather", "add_up"):
+        setattr(Neighbors, name, torch.compiler.disable(getattr(Neighbors, name)))
 
 
 def leave() -> None:

@@ -36,9 +36,7 @@ class _Unused:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        self._parameters = [
-            parameter for parameter in model.parameters() if parameter.requires_grad
-        ]
+        self._parameters = [value for value in model.parameters() if value.requires_grad]
         # The time makes the key unique to this training.
         self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"
         self._num_passes = 0
@@ -66,9 +64,8 @@ class _Unused:
         frozen_parameters = [parameter for parameter in parameters if not parameter.requires_grad]
         for parameter in frozen_parameters:
             parameter.requires_grad_()
-        torch.autograd.backward(
-            parameters, [torch.zeros_like(parameter) for parameter in parameters]
-        )
+        zeros = [torch.zeros_like(parameter) for parameter in parameters]
+        torch.autograd.backward(parameters, zeros)
         for parameter in frozen_parameters:
             parameter.requires_grad_(False)
         if parameters[0].device.type == "cuda":

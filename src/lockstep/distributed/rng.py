@@ -55,10 +55,8 @@ def uniform(count: int, indices: Tensor, *keys: int | str) -> Tensor:
     The keys are for example (seed, epoch, purpose). A sample has the same draws with any number of
     workers, in any batch and on any device.
     """
-    return (
-        torch.stack([hash_indices(indices, *keys, number) for number in range(count)]).double()
-        / 2**32
-    )
+    draws = [hash_indices(indices, *keys, number) for number in range(count)]
+    return torch.stack(draws).double() / 2**32
 
 
 class ExactDropout(nn.Module):
@@ -98,9 +96,8 @@ class ExactDropout(nn.Module):
         """Drop values of `x` (B, ...), where B is the size of the shard."""
         if not self.training or self.p == 0:
             return x
-        keep = self._keep(
-            x, (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:]
-        )
+        shape = (x.shape[1], *[1] * (x.dim() - 2)) if self.per_channel else x.shape[1:]
+        keep = self._keep(x, shape)
         # With p = 1 nothing is kept, and the result is zeros, as in nn.Dropout.
         return (x * keep).mul_(1 / (1 - self.p or 1))
 
@@ -133,22 +130,22 @@ class ExactDropout(nn.Module):
                 )
             use = 0
         lo, hi, total = shard.lo, shard.hi, shard.group_size
-        size = max(1, (GPU_BLOCK if x.is_cuda else CPU_BLOCK) // math.prod(shape))
+        block_size = GPU_BLOCK if x.is_cuda else CPU_BLOCK
+        size = max(1, block_size // math.prod(shape))
         keep = x.new_empty(hi - lo, *shape)
         for block in range(lo // size, -(-hi // size)):
             self.draws.append((use, block))
             # The mask is drawn on the device of x, because it is as large as the activations.
             # bernoulli_ is not used, because it differs between CPUs of Intel and AMD.
-            source = next(self.sources, None) or torch.Generator(x.device).manual_seed(
-                self.seed(shard, use, block)
-            )
+            source = next(self.sources, None)
+            if source is None:
+                seed = self.seed(shard, use, block)
+                source = torch.Generator(x.device).manual_seed(seed)
             start = block * size
-            block_mask = (
-                torch.rand((min(size, total - start), *shape), generator=source, device=x.device)
-                >= self.p
-            )
-            block = block_mask[max(lo - start, 0) : hi - start]
-            keep[max(start - lo, 0) :][: len(block)] = block
+            num_rows = min(size, total - start)
+            draws = torch.rand((num_rows, *shape), generator=source, device=x.device)
+            mask = draws[max(lo - start, 0) : hi - start] >= self.p
+            keep[max(start - lo, 0) :][: len(mask)] = mask
         self.max_draws = max(self.max_draws, len(self.draws))
         return keep
 

@@ -33,7 +33,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 LINE = 64  # bytes of a cache line, more than a semaphore of any C library
-FLAG_BYTES = LINE
 ROW_BYTES = 1 << 20  # The maximum applies to one rank. A longer tensor is sent in parts.
 MAX_BYTES = 1 << 25  # maximum for all rows together
 # A rank with its own core polls this long before it sleeps: about as long as a wake-up takes.
@@ -108,10 +107,8 @@ def _layout(num_ranks: int) -> tuple[list[tuple[int, int]], int]:
     """
     end = LINE * num_ranks
     channels = []
-    for row_bytes in (
-        FLAG_BYTES,
-        max(LINE, min(ROW_BYTES, MAX_BYTES // (2 * num_ranks)) // LINE * LINE),
-    ):
+    max_row_bytes = min(ROW_BYTES, MAX_BYTES // (2 * num_ranks))
+    for row_bytes in (LINE, max(LINE, max_row_bytes // LINE * LINE)):
         channels.append((end, row_bytes))
         end += num_ranks * (num_ranks * LINE + 2 * row_bytes)
     return channels, end
@@ -268,11 +265,9 @@ class Channel:
             return f"the process of rank {peer} (pid {self._pids[peer]}) has ended"
         if self._segment.has_left(peer):
             return f"rank {peer} has exited"
-        return (
-            f"rank {peer} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)"
-            if is_late
-            else ""
-        )
+        if not is_late:
+            return ""
+        return f"rank {peer} did not arrive within {self._timeout_s:g} s (strategy.timeout_s)"
 
 
 class Neighbors:
@@ -323,10 +318,7 @@ class Neighbors:
 
         Rows are added in rank order, so every rank has the same bits.
         """
-        chunks = (
-            [values] if self.fits(values) else values.split(self.row_bytes // values.element_size())
-        )
-        for chunk in chunks:
+        for chunk in values.split(self.row_bytes // values.element_size()):
             first, second, *later_rows = self._gather(chunk).by_rank
             torch.add(first, second, out=chunk)
             for row in later_rows:  # The function torch.sum guarantees no order.

@@ -129,9 +129,9 @@ class VirtualShards:
         except BaseException:
             self._barrier.abort()
             raise
-        for error in sorted(
-            errors, key=lambda failure: isinstance(failure, threading.BrokenBarrierError)
-        ):
+        # The other parts only report the broken barrier.
+        errors.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        for error in errors:
             raise error
         return [task.result() for task in tasks]
 
@@ -146,9 +146,8 @@ class VirtualShards:
         local_gradients = gradients[: len(self.local_shards)]
         counts = torch.zeros(len(parameters), device=parameters[0].device)
         for shard_gradients in local_gradients:
-            counts += torch.tensor(
-                [gradient is not None for gradient in shard_gradients], device=counts.device
-            )
+            has_gradient = [gradient is not None for gradient in shard_gradients]
+            counts += torch.tensor(has_gradient, device=counts.device)
         is_reached = (collectives.sum_over_ranks(counts) > 0).tolist()
         subtrees = [largest_subtrees((0, self.count), rank_range) for rank_range in self._ranges]
         local_subtrees = subtrees[self._rank]
@@ -158,11 +157,10 @@ class VirtualShards:
         def add(part: int) -> None:
             for number in range(part, len(parameters), self.num_parts):
                 if is_reached[number]:
+                    pairs = zip(self.local_shards, local_gradients, strict=True)
                     leaves = {
                         (n, n + 1): _or_zeros(shard_gradients[number], parameters[number])
-                        for n, shard_gradients in zip(
-                            self.local_shards, local_gradients, strict=True
-                        )
+                        for n, shard_gradients in pairs
                     }
                     totals[number] = [add_tree(span, leaves) for span in local_subtrees]
 
@@ -180,16 +178,9 @@ class VirtualShards:
         subtrees: Sequence[Sequence[Span]],
     ) -> None:
         """Replace the `totals` of this process's subtrees by the sum over all virtual shards."""
-        for dtype in dict.fromkeys(
-            parameter.dtype
-            for parameter, is_used in zip(parameters, is_reached, strict=True)
-            if is_used
-        ):
-            numbers = [
-                number
-                for number, parameter in enumerate(parameters)
-                if is_reached[number] and parameter.dtype == dtype
-            ]
+        reached = [number for number, is_used in enumerate(is_reached) if is_used]
+        for dtype in dict.fromkeys(parameters[number].dtype for number in reached):
+            numbers = [number for number in reached if parameters[number].dtype == dtype]
             sizes = [parameters[number].numel() for number in numbers]
             flat = torch.empty(
                 len(subtrees[self._rank]),
@@ -199,12 +190,10 @@ class VirtualShards:
             )
             for row, span in enumerate(flat):
                 torch.cat([totals[number][row].reshape(-1) for number in numbers], out=span)
-            for number, total in zip(
-                numbers, add_over_ranks(subtrees, flat).split(sizes), strict=True
-            ):
-                totals[number] = [
-                    torch.empty_like(parameters[number]).copy_(total.view(parameters[number].shape))
-                ]
+            sums = add_over_ranks(subtrees, flat).split(sizes)
+            for number, total in zip(numbers, sums, strict=True):
+                joined = torch.empty_like(parameters[number])
+                totals[number] = [joined.copy_(total.view(joined.shape))]
 
     def gather_from_threads(self, part: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
         """Return what `gather`, a collective of the processes, makes of the values of all parts."""
@@ -228,15 +217,10 @@ class VirtualShards:
             row.copy_(value)
         if len(self.shards_per_rank) == 1:
             return rows
-        all_rows = collectives.all_gather(rows.view(-1)).view(
-            len(self.shards_per_rank), -1, row_template.numel()
-        )
-        return torch.cat(
-            [
-                rank_rows[:count]
-                for rank_rows, count in zip(all_rows, self.shards_per_rank, strict=True)
-            ]
-        )
+        gathered = collectives.all_gather(rows.view(-1))
+        all_rows = gathered.view(len(self.shards_per_rank), -1, row_template.numel())
+        pairs = zip(all_rows, self.shards_per_rank, strict=True)
+        return torch.cat([rank_rows[:count] for rank_rows, count in pairs])
 
     def gather_objects(self, local_objects: list[Any]) -> list[Any]:
         return [value for values in collectives.gather_objects(local_objects) for value in values]
