@@ -311,7 +311,7 @@ class Classifier(LightningModule):
             self.virtual.drop()
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> dict[str, float]:
         """Return the newest global value of each metric, by `<split>/<name>`."""
         return self.training_log.metrics
 
