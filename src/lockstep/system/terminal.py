@@ -81,9 +81,7 @@ def duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     if hours >= 72:
         return f"{hours // 24:,} d {hours % 24} h"
-    if hours:
-        return f"{hours}:{minutes:02d}:{seconds:02d}"
-    return f"{minutes}:{seconds:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def printable(line: str) -> str:
@@ -179,6 +177,4 @@ def print_table(table: Table, out: Console) -> None:
 
 def measure(value: float) -> str:
     """Format a metric with four decimals, or with four digits if it is small or large."""
-    if value == 0 or 0.001 <= abs(value) < 1e5:
-        return f"{value:.4f}"
-    return f"{value:.4g}"
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 1e5 else f"{value:.4g}"
