@@ -54,24 +54,18 @@ def fetch(
 
             write_class_folders(images, folders)
         folder = decoding.table.folder if decoding is not None else local_section.root
-        description = plural(sum(map(len, images.by_name.values())), "image") + (
-            f" in {folder}" if folder else ""
-        )
-        return (
-            description,
-            local_section.root,
-            images.train.pixels.shape[1],
-            len(images.class_names),
-        )
+        description = plural(sum(map(len, images.by_name.values())), "image")
+        if folder:
+            description += f" in {folder}"
+        num_channels = images.train.pixels.shape[1]
+        return description, local_section.root, num_channels, len(images.class_names)
 
     description, root, *shape = once_a_node(section, load, rank=0, local_rank=0, is_silent=False)
     file, weights = config.model.arguments().get("pretrained"), ""
     if pretrained_weights.fetch_weights(config, *shape):
-        weights = (
-            file
-            if isinstance(file, str)
-            else "in the cache of the library, which TORCH_HOME or HF_HOME moves"
-        )
+        weights = "in the cache of the library, which TORCH_HOME or HF_HOME moves"
+        if isinstance(file, str):
+            weights = file
     answer({"data": description, "root": root, "weights": weights or None})
     rows = [
         ("data", description),

@@ -6,7 +6,6 @@ Also explains options of other programs.
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -21,12 +20,9 @@ from lockstep.system.text import question
 from lockstep.system.trees import leaves
 
 MAX_WIDTH = 100  # columns of text
-# Settings have this many columns, and a longer one stands above its meaning.
-LEFT = 34
-MIN_MEANING_WIDTH = 20  # columns of meanings
+LEFT = 34  # columns of settings
 # A training does not read this group.
 ELSEWHERE = "benchmark"
-NO_BREAK = "\xa0"
 HEAD = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
 EXAMPLES = (
     ("{command}", "the settings below"),
@@ -89,12 +85,14 @@ def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
             plan(override_lines, source)  # This call raises their errors.
         cfg = compose_config((), source)
     tree: Any = OmegaConf.to_container(cfg)
+    options = groups(*source.folders)
     for topic in topics:
-        _print_part(tree, topic, groups(*source.folders)) if topic != ELSEWHERE else show_benchmark(
-            source
-        )
+        if topic == ELSEWHERE:
+            show_benchmark(source)
+        else:
+            _print_part(tree, topic, options)
     if not topics:
-        _print_all(tree, groups(*source.folders))
+        _print_all(tree, options)
 
 
 def _print_all(tree: dict[str, Any], options: Groups) -> None:
@@ -179,43 +177,30 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     kind, meaning = descriptions.describe(tree, list(path))
     if path[-1] == "_target_" or not kind:
         return ""
-    kind = f"({kind})"
-    words = [
-        word if len(word) <= MIN_MEANING_WIDTH else word.replace("|", " | ")
-        for word in kind.split(" ")
-    ]
-    # A short type stays on one line.
-    blank = NO_BREAK if len(kind) <= MIN_MEANING_WIDTH else " "
-    return " ".join(filter(None, [meaning, blank.join(words)]))
+    return f"{meaning} ({kind})".lstrip()
 
 
 def _print_rows(rows: Iterable[tuple[str, str]], left_width: int = LEFT) -> None:
-    """Print two columns.
-
-    A name that is longer than the left column stands above its meaning.
-    """
-    left_width = left_width if _width() - left_width - 4 >= MIN_MEANING_WIDTH else 4
+    """Print two columns. The meaning of a long name begins behind it."""
+    indent = " " * (left_width + 4)
     for label, meaning in rows:
-        lines = _wrap(meaning, _width() - left_width - 4)
-        for left_text, line in zip_longest(
-            [label], ["", *lines] if lines and len(label) > left_width else lines, fillvalue=""
-        ):
-            print(f"  {left_text:<{left_width}}  {line}".rstrip())
+        label_text = f"  {label:<{left_width}}  "
+        print(_break_lines(meaning, label_text, indent) or label_text.rstrip())
 
 
 def _print_text(paragraphs: str) -> None:
     """Print a text broken into lines, except for indented lines, which are commands."""
     for line in paragraphs.splitlines():
-        print(line if line.startswith(" ") else "\n".join(_wrap(line, _width())))
+        print(line if line.startswith(" ") else _break_lines(line))
 
 
-def _wrap(paragraph: str, width: int) -> list[str]:
-    return [
-        line.replace(NO_BREAK, " ")
-        for line in textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
-    ]
-
-
-def _width() -> int:
-    """Return the columns of the terminal, or 80 without one, within the limits of this module."""
-    return max(2 * MIN_MEANING_WIDTH, min(MAX_WIDTH, shutil.get_terminal_size().columns))
+def _break_lines(paragraph: str, initial_indent: str = "", indent: str = "") -> str:
+    """Break a paragraph at the width of the terminal, or at 80 columns without one."""
+    lines = textwrap.TextWrapper(
+        min(MAX_WIDTH, shutil.get_terminal_size().columns),
+        initial_indent=initial_indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.fill(paragraph)

@@ -255,9 +255,9 @@ def _devices(devices: str | None) -> int | list[int] | None:
         raise ValueError(
             f"--devices {devices} is neither a number of workers nor a list of GPUs such as 0,2."
         )
-    return (
-        [int(number) for number in devices.split(",") if number] if "," in devices else int(devices)
-    )
+    if "," not in devices:
+        return int(devices)
+    return [int(number) for number in devices.split(",") if number]
 
 
 def _compute(task: Task, trained_run: TrainedRun, options: Options, job: Path | None) -> int:
@@ -287,11 +287,10 @@ def _compute(task: Task, trained_run: TrainedRun, options: Options, job: Path | 
     from lockstep.assembly.process_group import connect_ranks, shared_folder
 
     connect_ranks(trained_run.config, workers, world, job_folder)
-    logs = (
-        nullcontext(job_folder)
-        if job_folder
-        else shared_folder(_temporary_logs(task), trained_run.config, world)
-    )
+    if job_folder is not None:
+        logs = nullcontext(job_folder)
+    else:
+        logs = shared_folder(_temporary_logs(task), trained_run.config, world)
     with logs as folder:
         code = worker.run_here(Job(task, folder, request), world)
         if world.rank == 0:

@@ -98,14 +98,13 @@ def _show(facts: dict[str, Any]) -> None:
             ),
             out,
         )
+    memory = size_text(facts["memory_bytes"])
+    if free is not None:
+        memory += f", {size_text(free)} free"
     rows = [
         ("GPUs", "" if gpus else "none"),
         ("cores", f"{facts['cores']} of {facts['cores_of_machine']} for this process"),
-        (
-            "memory",
-            f"{size_text(facts['memory_bytes'])}"
-            f"{f', {size_text(free)} free' if free is not None else ''}",
-        ),
+        ("memory", memory),
     ]
     for name, disk in facts["scratch"].items():
         place = f" in {disk['path']}" if disk["path"] != name else ""

@@ -34,8 +34,6 @@ def end_task(folder: RunFolder) -> None:
 def _put_failure(folder: RunFolder) -> None:
     if folder.failure.exists():
         failure = folder.failure.read_text("utf-8", "replace")
-        json_output.put_errors(
-            ConfigError(
-                *errors_of(failure if failure.startswith(PREFIX) else folder.failure_cause())
-            )
-        )
+        if not failure.startswith(PREFIX):
+            failure = folder.failure_cause()
+        json_output.put_errors(ConfigError(*errors_of(failure)))

@@ -169,9 +169,9 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     if signal_numbers and code in (-signal_numbers[0], 128 + signal_numbers[0]):
         code = EXIT_STOPPED
     elif code not in (0, EXIT_STOPPED):
-        end = (
-            f"exited with code {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
-        )
+        end = f"exited with code {code}"
+        if code < 0:
+            end = f"was ended by {signal.Signals(-code).name}"
         folder.record_failure(f"the command {end} on {socket.gethostname()}, see the log\n")
         code = max(code, EXIT_FAILED)
     if is_first:
@@ -193,11 +193,8 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
         return "cancelled"
     if restarts and not job.is_resumable:
         return "started again by SLURM: a benchmark is not resumed"
-    if (
-        job.engine == "slurm"
-        and restarts > job.cluster["max_requeues"]
-        and not folder.read_summary()
-    ):
+    is_over_limit = job.engine == "slurm" and restarts > job.cluster["max_requeues"]
+    if is_over_limit and not folder.read_summary():
         return _over_limit(folder, job, restarts)
     return ""
 

@@ -54,12 +54,12 @@ class Job:
     def reason(self) -> str:
         """The reason why the job is waiting, or the report of its run, or an empty text."""
         run_reason, state = self.facts.get("reason", ""), self.facts["state"]
-        if not self.is_live:
-            return (run_reason if state in ENDED else "") or self.scheduled.reason or run_reason
+        if not self.is_live and state in ENDED and run_reason:
+            return run_reason
+        if self.scheduled.reason or not self.is_live:
+            return self.scheduled.reason or run_reason
         # The status of a run that has not begun describes its submission.
-        return self.scheduled.reason or (
-            f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else ""
-        )
+        return f"{state}: {run_reason}" if run_reason and state in LIVE_STATES else ""
 
     @property
     def is_live(self) -> bool:
@@ -220,11 +220,12 @@ def _unscheduled_state(
 
     Such a job is in the background, or SLURM has forgotten it.
     """
-    is_here = job.engine == "local" and job.host == socket.gethostname()
+    is_local = job.engine == "local"
+    is_here = is_local and job.host == socket.gethostname()
     has_job = folder.has_job_here() if is_here else None
     is_running = run_state in LIVE_STATES if has_job is None else has_job
     if is_running:
-        return Scheduled("running", nodes=job.host if job.engine == "local" else "")
+        return Scheduled("running", nodes=job.host if is_local else "")
     if run_state != "finished" and not is_sure:
         return Scheduled("unknown")
     if run_state != "finished" and job.cancelled:
@@ -234,10 +235,11 @@ def _unscheduled_state(
 
 
 def resource_text(job: Record) -> str:
-    gpus = f", {plural(job.gpus_per_node, 'GPU')} per node" if job.gpus_per_node else ""
-    return (
-        f"{plural(job.num_nodes, 'node')}, {plural(job.workers_per_node, 'worker')} per node{gpus}"
-    )
+    nodes, workers = plural(job.num_nodes, "node"), plural(job.workers_per_node, "worker")
+    resources = f"{nodes}, {workers} per node"
+    if job.gpus_per_node:
+        resources += f", {plural(job.gpus_per_node, 'GPU')} per node"
+    return resources
 
 
 def follow_command(job: Record) -> str:
@@ -245,6 +247,7 @@ def follow_command(job: Record) -> str:
 
 
 def job_facts(job: Job) -> dict[str, Any]:
+    run_facts = {key: value for key, value in job.facts.items() if key != "id"}
     return {
         "id": job.id,
         "state": job.state,
@@ -253,7 +256,6 @@ def job_facts(job: Job) -> dict[str, Any]:
         "elapsed_s": job.scheduled.elapsed_s,
         "restarts": job.scheduled.restarts,
         "exit_code": job.exit_code,
-        "run": {key: value for key, value in job.facts.items() if key != "id"}
-        | {"path": str(job.folder.path)},
+        "run": run_facts | {"path": str(job.folder.path)},
         "record": {key: value for key, value in vars(job.record).items() if key != "id"},
     }

@@ -93,7 +93,9 @@ def seconds(duration: str) -> float | None:
 
 def _exit_code(code: int, signal_number: int) -> int:
     """Return the exit code that shells report for a process, which a signal may have ended."""
-    return 128 + signal_number if signal_number and not code else code
+    if signal_number and not code:
+        return 128 + signal_number
+    return code
 
 
 def cancel(jobs: Sequence[str]) -> None:
@@ -111,9 +113,9 @@ def _fields(command: Sequence[str], jobs: set[str], ignored_error: str) -> Itera
     """
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
-        for line in call(
-            *command, "--noheader", f"--jobs={numbers}", ignored_error=ignored_error
-        ).splitlines():
+        options = ("--noheader", f"--jobs={numbers}")
+        output = call(*command, *options, ignored_error=ignored_error)
+        for line in output.splitlines():
             yield line.split("|")
 
 

@@ -130,11 +130,9 @@ def interpreter(cluster: Cluster) -> tuple[str, str]:
 
     The command ends with a space. Without a container, the interpreter is that of this process.
     """
-    return (
-        (f"{cluster.container} ", "python")
-        if cluster.container
-        else ("", shlex.quote(sys.executable))
-    )
+    if cluster.container:
+        return f"{cluster.container} ", "python"
+    return "", shlex.quote(sys.executable)
 
 
 def exports(code: Path) -> list[str]:
@@ -194,16 +192,14 @@ def _clean_environment(options: Collection[str]) -> Iterator[None]:
     is_inside = "SLURM_JOB_ID" in os.environ
 
     def is_removed(variable: str) -> bool:
-        option = variable.removeprefix("SBATCH_").lower()
         if variable.startswith("SBATCH_"):
+            option = variable.removeprefix("SBATCH_").lower()
             return option not in KEPT or option in options
-        return variable in OUTER or (
-            is_inside and variable.startswith("SLURM") and variable != "SLURM_CONF"
-        )
+        is_slurm = variable.startswith("SLURM") and variable != "SLURM_CONF"
+        return variable in OUTER or (is_inside and is_slurm)
 
-    removed_variables = {
-        variable: os.environ.pop(variable) for variable in list(os.environ) if is_removed(variable)
-    }
+    names = [variable for variable in os.environ if is_removed(variable)]
+    removed_variables = {variable: os.environ.pop(variable) for variable in names}
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Literal
 
 from lockstep.config.checks import metric_names
@@ -9,6 +10,7 @@ from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.errors import ConfigError, Error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, Target
+from lockstep.system import processes
 
 SPECIAL = ("_target_", "_partial_", "_args_", "_recursive_", "_convert_")  # Hydra's reserved keys
 
@@ -36,15 +38,36 @@ def resolve_config(config: Config) -> Config:
     if metric_names.AUTO not in [arguments.get(name) for name in preprocessing]:
         return config
     if config.has_library_network and config.pretrained:
-        from lockstep.config.checks.pretrained_preprocessing import pretrained_preprocessing
-
-        preprocessing |= pretrained_preprocessing(config)
+        network = str(config.model.arguments()["name"])
+        preprocessing |= _library_preprocessing(config.model.target, network)
     if arguments["fit"] == "letterbox" or arguments["image_size"] is None:
         preprocessing["crop_percent"] = 1.0  # Nothing is cropped.
     resolved_preprocessing = {
         name: value for name, value in preprocessing.items() if arguments[name] == metric_names.AUTO
     }
     return config.model_copy(update={"data": config.data.model_copy(update=resolved_preprocessing)})
+
+
+@cache
+def _library_preprocessing(target: str, network: str) -> dict[str, Any]:
+    """Return `crop_percent` and `interpolation`, or nothing for a network without weights.
+
+    torch is not imported in this process.
+    """
+    return processes.call(_read_preprocessing, target, network)
+
+
+def _read_preprocessing(target: str, network: str) -> dict[str, Any]:
+    """Return the preprocessing with which a library trained the weights of a network.
+
+    The result is empty for a name that the library does not have, which the second round reports.
+    """
+    from lockstep.models import libraries
+
+    try:
+        return libraries.pretrained_preprocessing(target, network)
+    except (RuntimeError, ValueError):
+        return {}
 
 
 def _scale_with_workers(config: Config) -> Config:
@@ -115,11 +138,9 @@ def _build_value(value: Any, /, **supplied: Any) -> Any:
         return [_build_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    entries = (
-        value
-        if value.get("_recursive_") is False
-        else {key: _build_value(item) for key, item in value.items()}
-    )
+    entries = value
+    if value.get("_recursive_") is not False:
+        entries = {key: _build_value(item) for key, item in value.items()}
     if "_target_" not in value:
         return entries
     keywords = {key: item for key, item in entries.items() if key not in SPECIAL}

@@ -45,7 +45,9 @@ class DeviceSlot(NamedTuple):
     @property
     def label(self) -> str:
         """The devices as text: `GPU 0,1` or `2 cores`."""
-        return f"GPU {','.join(self.gpus)}" if self.gpus else plural(len(self.cores), "core")
+        if self.gpus:
+            return f"GPU {','.join(self.gpus)}"
+        return plural(len(self.cores), "core")
 
 
 def num_parallel(
@@ -101,7 +103,9 @@ def _uses_gpus(config: Config, machine: Machine) -> bool:
 
 def _num_cpu_workers(config: Config) -> int:
     devices = config.trainer.devices
-    return 1 if devices == "auto" else len(devices) if isinstance(devices, list) else devices
+    if devices == "auto":
+        return 1
+    return len(devices) if isinstance(devices, list) else devices
 
 
 @dataclass

@@ -57,11 +57,12 @@ def put_errors(problem: object, *, code: str = "failed", hint: str = "") -> None
     if not _outputs:
         return
     errors = getattr(problem, "errors", None)
-    for error in errors if isinstance(errors, list) else [str(problem)]:
-        fields = (code, "", error, hint) if isinstance(error, str) else error
-        _errors.append(
-            {field: value.lstrip(",: ") for field, value in zip(FIELDS, fields, strict=True)}
-        )
+    if not isinstance(errors, list):
+        errors = [str(problem)]
+    for error in errors:
+        values = (code, "", error, hint) if isinstance(error, str) else error
+        stripped_values = [value.lstrip(",: ") for value in values]
+        _errors.append(dict(zip(FIELDS, stripped_values, strict=True)))
 
 
 def fail(problem: object, *, code: str = "failed") -> None:

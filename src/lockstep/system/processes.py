@@ -9,7 +9,6 @@ imports torch itself. Workers, trials and decoding processes are forks of that s
 import atexit
 import contextlib
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -96,17 +95,6 @@ def _hide_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _server_death() -> ServerDied:
-    max_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-    limit = ""
-    if max_bytes != resource.RLIM_INFINITY:
-        limit = f" (ulimit -v allows {max_bytes / 2**30:.1f} GiB)"
-    return ServerDied(
-        f"The process that imports torch for the workers has died, perhaps out of memory{limit}: "
-        "try python -c 'import torch, lightning'."
-    )
-
-
 class _Process(ForkServerProcess):
     @override
     def start(self) -> None:
@@ -114,7 +102,10 @@ class _Process(ForkServerProcess):
             with _hide_main(), signals.block_signals():
                 super().start()
         except (EOFError, FileNotFoundError, ConnectionError) as error:
-            raise _server_death() from error
+            raise ServerDied(
+                "The process that imports torch for the workers has died, perhaps out of memory "
+                "(ulimit -v): try python -c 'import torch, lightning'."
+            ) from error
 
 
 class _Context(ForkServerContext):

@@ -61,15 +61,14 @@ def _item(item: Any, key: str) -> Any:
     In an override `name=value`, the name is the key.
     """
     match = OVERRIDE.match(item) if isinstance(item, str) else None
-    return (
-        redact(item, key)
-        if match is None
-        else match[0] + redact(item[match.end() :], f"{key}.{match[1]}")
-    )
+    if match is None:
+        return redact(item, key)
+    return match[0] + redact(item[match.end() :], f"{key}.{match[1]}")
 
 
 def _is_secret(key: str) -> bool:
-    word_lists = (
-        [word.lower() for word in WORD.findall(component)] for component in re.split(r"[./@]", key)
-    )
-    return any(words == ["notify"] or any(map(SECRET.fullmatch, words)) for words in word_lists)
+    for component in re.split(r"[./@]", key):
+        words = [word.lower() for word in WORD.findall(component)]
+        if words == ["notify"] or any(map(SECRET.fullmatch, words)):
+            return True
+    return False

@@ -59,11 +59,10 @@ class SignalFlag:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (*STOP_SIGNALS, LEAVE))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        is_second = (
-            number == signal.SIGINT and signal.SIGINT in self.numbers and not self._has_parent
-        )
+        is_repeated = signal.SIGINT in self.numbers
+        is_second = number == signal.SIGINT and is_repeated and not self._has_parent
         if number == LEAVE or is_second:
-            self.aborted_by = "a second Ctrl-C" if signal.SIGINT in self.numbers else LEAVE.name
+            self.aborted_by = "a second Ctrl-C" if is_repeated else LEAVE.name
             raise KeyboardInterrupt
         self.numbers.append(number)
         if self._ends and len(self.numbers) == 1:
@@ -83,13 +82,11 @@ def report_end(number: int, detail: str = "") -> None:
 
     A handler may call this in the middle of another print.
     """
+    line = f"lockstep: terminated by {signal.Signals(number).name}"
+    if detail:
+        line += f", {detail}"
     with contextlib.suppress(OSError):
-        os.write(
-            2,
-            (
-                f"lockstep: terminated by {signal.Signals(number).name}{detail and f', {detail}'}\n"
-            ).encode(),
-        )
+        os.write(2, f"{line}\n".encode())
 
 
 @contextlib.contextmanager

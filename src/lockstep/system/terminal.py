@@ -38,12 +38,10 @@ class Terminal(Console):
     @override
     def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            is_harmless = segment.control or segment.text.isprintable()
-            yield (
-                segment
-                if is_harmless
-                else segment._replace(text=output.strip_commands(segment.text))
-            )
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield segment._replace(text=output.strip_commands(segment.text))
 
 
 def terminal(*, is_error: bool = False) -> Terminal:
@@ -121,7 +119,8 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
     out = terminal()
     filled_rows = [row for row in rows if row[1]]
     label_width = 2 + max(len(label) for label, _ in filled_rows)
-    rule = Text(("-" if out.options.ascii_only else "─") * min(78, out.width), style="dim")
+    dash = "-" if out.options.ascii_only else "─"
+    rule = Text(dash * min(78, out.width), style="dim")
     print_line(out, title, "bold")
     out.print(rule)
     for label, value in filled_rows:
@@ -162,10 +161,9 @@ def new_table(
         if min_width > remaining_width and len(table.columns) >= 2 and out.is_terminal:
             break
         is_exact = min_width <= remaining_width and head.plain not in wraps and out.is_terminal
+        width = min_width if is_exact else None
         justify = "right" if head.plain in right else "left"
-        table.add_column(
-            head, justify=justify, width=min_width if is_exact else None, overflow="fold"
-        )
+        table.add_column(head, justify=justify, width=width, overflow="fold")
         remaining_width -= min_width + 2
     for line in lines[1:]:
         table.add_row(*line[: len(table.columns)])
@@ -173,17 +171,10 @@ def new_table(
 
 
 def print_table(table: Table, out: Console) -> None:
-    """Print a table, in a log without colors and without blanks at the ends of lines."""
-    if out.is_terminal:
-        out.print(table)
-        return
-    paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
-    with paper.capture() as capture:
-        paper.print(table)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    out.print(Text("\n".join(lines)))
+    """Print a table, whose columns a log would otherwise not align."""
+    out.print(table, soft_wrap=False)
 
 
 def measure(value: float) -> str:
     """Format a metric with four decimals, or with four digits if it is small or large."""
-    return f"{value:.4f}" if 0.001 <= abs(value) < 1e5 or value == 0 else f"{value:.4g}"
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 1e5 else f"{value:.4g}"

@@ -64,9 +64,8 @@ def cause(failure_text: str) -> str:
     For a text without a traceback, returns its first line.
     """
     project_traceback = _last_project_traceback(failure_text)
-    return next(
-        iter(_error(project_traceback or failure_text) or failure_text.splitlines()), ""
-    ) + _source(project_traceback)
+    lines = _error(project_traceback or failure_text) or failure_text.splitlines() or [""]
+    return lines[0] + _source(project_traceback)
 
 
 def shorten(failure_text: str) -> str:
@@ -104,12 +103,10 @@ def report(failure_text: str, run_paths: tuple[str, str] | None) -> str:
     if run_paths is None:
         return summary if TITLE in failure_text else failure_text
     run, failure = run_paths
-    reference = f"The whole {'traceback' if TITLE in failure_text else 'report'}: {failure}"
-    return (
-        f"{summary}\n{reference}"
-        if summary != failure_text
-        else f"{failure_text}\nThe run failed: {run}"
-    )
+    if summary == failure_text:
+        return f"{failure_text}\nThe run failed: {run}"
+    content = "traceback" if TITLE in failure_text else "report"
+    return f"{summary}\nThe whole {content}: {failure}"
 
 
 def _last_project_traceback(failure_text: str) -> str:
@@ -120,7 +117,9 @@ def _last_project_traceback(failure_text: str) -> str:
 
 def _source(traceback_text: str) -> str:
     frames = project_frames(traceback_text)
-    return f", in {frame_location(frames[-1])}: {frames[-1]['source']}" if frames else ""
+    if not frames:
+        return ""
+    return f", in {frame_location(frames[-1])}: {frames[-1]['source']}"
 
 
 def _error(failure_text: str) -> list[str]:
@@ -128,5 +127,7 @@ def _error(failure_text: str) -> list[str]:
 
     The result is empty without a traceback.
     """
-    lines = failure_text.rpartition(TITLE)[2].splitlines() if TITLE in failure_text else ()
+    if TITLE not in failure_text:
+        return []
+    lines = failure_text.rpartition(TITLE)[2].splitlines()
     return list(dropwhile(lambda line: line.startswith(" "), lines))

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from lockstep.config import build
-from lockstep.config.checks import pretrained_preprocessing
 from lockstep.config.errors import ConfigError
 from lockstep.config.saved import config_file
 from lockstep.config.schema.target_sections import Open
@@ -83,14 +82,14 @@ PRETRAINED = (*NETWORK, "model.pretrained=true")
 def test_resolve_pretrained_preprocessing(
     monkeypatch: pytest.MonkeyPatch, texts: tuple[str, ...], expected: tuple[float, str]
 ) -> None:
-    pretrained_preprocessing._preprocessing_of.cache_clear()
+    build._library_preprocessing.cache_clear()
     config = config_of("data=image_folder", "data.root=x", *texts)
     settled = build.resolve_config(config)
     arguments = settled.data.arguments()
     assert (arguments["crop_percent"], arguments["interpolation"]) == expected
     # the numbers stay, whatever the library becomes
-    monkeypatch.setattr(pretrained_preprocessing.processes, "call", None)
-    pretrained_preprocessing._preprocessing_of.cache_clear()
+    monkeypatch.setattr(build.processes, "call", None)
+    build._library_preprocessing.cache_clear()
     assert build.resolve_config(settled) == settled
 
 

@@ -98,7 +98,9 @@ def direction(metric: Any, metrics: Mapping[str, str]) -> str | None:
     is_higher_better = HIGHER_IS_BETTER.get(target)
     if is_higher_better is None:
         is_higher_better = processes.call(_is_higher_better, target)
-    return None if is_higher_better is None else "max" if is_higher_better else "min"
+    if is_higher_better is None:
+        return None
+    return "max" if is_higher_better else "min"
 
 
 def _is_higher_better(target: str) -> bool | None:

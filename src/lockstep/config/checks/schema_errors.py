@@ -36,9 +36,8 @@ def schema_errors(
     ):
         path = [str(entry) for entry in item["loc"]]
         # The path of an error may end with the member of a union of types, which is dropped.
-        path = path[
-            : _key_depth(path) if section(tree, path[:1]) is not None or path[0] in NAMED else 1
-        ]
+        is_nested = section(tree, path[:1]) is not None or path[0] in NAMED
+        path = path[: _key_depth(path) if is_nested else 1]
         key = ".".join(path)
         if item["type"] == "extra_forbidden":
             yield key, unknown_key(tree, path, groups)
@@ -68,15 +67,12 @@ def _is_too_large(item: Mapping[str, Any]) -> bool:
 
 def _expectation(tree: Tree, path: KeyPath) -> str:
     section_type = section(tree, path)
-    if section_type is not None or path[-1] in NAMED:
-        content = (
-            "with _target_"
-            if section_type is not None and issubclass(section_type, Target)
-            else "of settings"
-        )
-        return f"a section {content}" + (
-            " or null" if path[0] in NAMED and section_type is not None else ""
-        )
+    if section_type is None and path[-1] in NAMED:
+        return "a section of settings"
+    if section_type is not None:
+        content = "with _target_" if issubclass(section_type, Target) else "of settings"
+        ending = " or null" if path[0] in NAMED else ""
+        return f"a section {content}{ending}"
     parent = section(tree, path[:-1])
     assert parent is not None
     return kind_of(fields(parent)[path[-1]])

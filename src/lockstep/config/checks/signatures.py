@@ -71,18 +71,12 @@ def load(target: str) -> Any:
     value: Any = importlib.import_module(package)
     for attribute in attributes:
         path = f"{package}.{attribute}"
-        if (
-            not hasattr(value, attribute)
-            and hasattr(value, "__path__")
-            and importlib.util.find_spec(path) is not None
-        ):
+        may_be_module = not hasattr(value, attribute) and hasattr(value, "__path__")
+        if may_be_module and importlib.util.find_spec(path) is not None:
             importlib.import_module(path)
         if not hasattr(value, attribute):
-            raise Missing(
-                f"{package!r} has no {attribute!r}",
-                attribute,
-                [*dir(value), *getattr(value, "__all__", ())],
-            )
+            existing_names = [*dir(value), *getattr(value, "__all__", ())]
+            raise Missing(f"{package!r} has no {attribute!r}", attribute, existing_names)
         value, package = getattr(value, attribute), path
     return value
 
@@ -99,10 +93,9 @@ def find(target: str) -> Signature | None:
         parameters = inspect.signature(callee).parameters.values()
     except ValueError:
         return None
+    function = callee.__init__ if inspect.isclass(callee) else callee
     try:
-        types = get_type_hints(
-            callee.__init__ if inspect.isclass(callee) else callee, include_extras=True
-        )
+        types = get_type_hints(function, include_extras=True)
     except (AttributeError, NameError, TypeError):
         # Some names exist only for type checkers.
         types = {}
@@ -169,7 +162,9 @@ def _target_errors(tree: Tree) -> Errors:
         if signature is None:
             continue
         errors = list(_parameter_errors(tree, path, value, signature))
-        yield from errors or (_optimizer_errors(value) if path == ("optimizer",) else ())
+        if path == ("optimizer",) and not errors:
+            errors += _optimizer_errors(value)
+        yield from errors
 
 
 def _parameter_errors(
@@ -242,12 +237,9 @@ def _find_signature(key: str, target: str) -> Generator[Error, None, Signature |
         if target.startswith("__main__."):  # Each worker has another `__main__`.
             hint = f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         else:
-            path = target.split(".")
+            head, _, tail = f".{target}.".partition(f".{error.name}.")
             similar_names = near_names(error.name, error.existing_names)
-            candidates = [
-                ".".join(name if component == error.name else component for component in path)
-                for name in similar_names
-            ]
+            candidates = [f"{head}.{name}.{tail}".strip(".") for name in similar_names]
             hint = question(candidates, "correct the name, or install the package")
         yield Error("unknown", f"{key}={target}", f": {error}", hint)
     except Exception as error:
@@ -264,11 +256,8 @@ def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tu
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
     if path[0] == "module":
-        return tuple(
-            parameter
-            for parameter in signature.names
-            if target == CLASSIFIER or parameter in OF_MODULES
-        )
+        names = signature.names
+        return names if target == CLASSIFIER else tuple(k for k in names if k in OF_MODULES)
     if path[0] == "data":
         return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
@@ -281,24 +270,13 @@ def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tu
 
 
 def _optimizer_errors(section: Tree) -> Errors:
-    import torch
-
     target = section["_target_"]
-    callee = load(target)
-    values = {name: value for name, value in section.items() if not name.startswith("_")}
     try:
-        if target.startswith("torch.optim."):
-            callee([torch.zeros(1, 1, requires_grad=True)], **values)
-    except (TypeError, ValueError) as error:
-        yield Error("failed", f"optimizer._target_={target}", f": {one_line(error)}")
-    try:
-        step = inspect.signature(callee.step).parameters.values()
+        parameters = inspect.signature(load(target).step).parameters.values()
     except (AttributeError, ValueError):  # The target is a function that returns an optimizer.
         return
-    if any(
-        p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        for p in step
-    ):
+    needed = [p.name for p in parameters if p.default is p.empty]
+    if "closure" in needed:
         yield Error(
             "unsupported",
             f"optimizer._target_={target}",

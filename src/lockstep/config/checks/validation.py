@@ -10,7 +10,13 @@ from typing import Any
 from omegaconf import DictConfig
 from pydantic import ValidationError
 
-from lockstep.config.checks import callback_rules, metric_names, signatures, slurm_rules
+from lockstep.config.checks import (
+    callback_rules,
+    feature_rules,
+    metric_names,
+    signatures,
+    slurm_rules,
+)
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing.compose import plain_tree
 from lockstep.config.errors import ConfigError, Error, literal
@@ -62,7 +68,7 @@ def check_tree(
 
 def conflicts(config: Config) -> list[Error]:
     """Return the errors between keys, each of which is valid."""
-    errors = list(_feature_rules(config))
+    errors = list(feature_rules.errors(config))
     for rule in (
         _task_rules,
         _class_rules,
@@ -78,33 +84,6 @@ def conflicts(config: Config) -> list[Error]:
     if not isinstance(config, BenchmarkConfig):
         errors += resolve_workers(config).errors
     return errors
-
-
-def _feature_rules(config: Config) -> Iterator[Error]:
-    """Yield the errors of the features that a configuration uses.
-
-    Only the modules of these features are imported.
-    """
-    if config.has_custom_module:
-        from lockstep.config.checks import module_rules
-
-        yield from module_rules.errors(config)
-    if isinstance(config, BenchmarkConfig):
-        from lockstep.config.checks import benchmark_rules
-
-        yield from benchmark_rules.errors(config)
-    if config.data.names_copy:
-        from lockstep.config.checks import copy_rules
-
-        yield from copy_rules.errors(config.data)
-    if config.trainer.virtual_shards:
-        from lockstep.config.checks import virtual_rules
-
-        yield from virtual_rules.errors(config)
-    if config.head_only or config.optimizer.is_newton:
-        from lockstep.config.checks import frozen_rules
-
-        yield from frozen_rules.errors(config)
 
 
 def _batch_rules(config: Config) -> Iterator[Error]:

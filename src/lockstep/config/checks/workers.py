@@ -4,7 +4,6 @@ The check compares them with this machine and with the launcher that started thi
 """
 
 import os
-import shutil
 import socket
 from dataclasses import dataclass, field, replace
 
@@ -57,8 +56,6 @@ def resolve_workers(config: Config) -> Workers:
             errors += _number_errors(config, workers)
     errors = errors or list(_weight_errors(config, workers))
     errors += _device_errors(config, workers)
-    if config.cluster.name != "slurm":
-        errors += _compiler_errors(config, workers)
     return replace(workers, errors=tuple(errors))
 
 
@@ -207,17 +204,6 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
     ]
 
 
-def _compiler_errors(config: Config, workers: Workers) -> Errors:
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    if config.compile and not workers.gpus and not any(map(shutil.which, compilers)):
-        yield Error(
-            "not-installed",
-            "compile=true",
-            "needs a C++ compiler on a CPU",
-            "install g++, or use compile=false",
-        )
-
-
 def _number_errors(config: Config, workers: Workers) -> Errors:
     limit = config.trainer.process_limit
     reason = f"trainer.process_limit={limit}"
@@ -230,10 +216,8 @@ def _number_errors(config: Config, workers: Workers) -> Errors:
             f"{plural(num_cores, 'core')} and {WORKER_GIB} GiB each in {memory_gib:.1f} GiB"
         )
     if not workers.gpus and workers.num_local > limit:
-        setting, hint = (
-            f"trainer.devices={workers.num_local}",
-            "use fewer, or raise trainer.process_limit",
-        )
+        setting = f"trainer.devices={workers.num_local}"
+        hint = "use fewer, or raise trainer.process_limit"
         yield Error("machine", setting, f"is above {reason}", hint)
 
 

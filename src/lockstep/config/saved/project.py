@@ -87,8 +87,10 @@ def record_copy(folder: RunFolder, root: Path, copy: Path) -> None:
     """
 
     def path_in_copy(path: str) -> str:
-        copy_path = copy / Path(path).relative_to(root) if Path(path).is_relative_to(root) else None
-        if copy_path is None or not copy_path.is_dir():
+        if not Path(path).is_relative_to(root):
+            return path
+        copy_path = copy / Path(path).relative_to(root)
+        if not copy_path.is_dir():
             return path
         return os.path.relpath(copy_path, folder.path)  # The copy and the run may move together.
 
@@ -154,8 +156,9 @@ def find_data(folder: RunFolder, config: Config) -> Config:
 def _modules(folder: Path) -> tuple[str, ...]:
     """Return a project's folder and its `src`, unless `src` contains Lockstep itself."""
     source = folder / "src"
-    is_ours = source.is_dir() and source.samefile(Path(lockstep.__file__).parents[1])
-    return (str(folder), str(source)) if source.is_dir() and not is_ours else (str(folder),)
+    if not source.is_dir() or source.samefile(Path(lockstep.__file__).parents[1]):
+        return (str(folder),)
+    return (str(folder), str(source))
 
 
 def _search(project: Project, *, after: int) -> None:

@@ -153,11 +153,9 @@ def unknown_key(
     owner = target.rpartition(".")[2] if isinstance(target, str) else ".".join(path[:-1])
     names = legal_names(tree, path[:-1], groups) if names is None else names
     public_names = [name for name in names or () if not name.startswith("_")]
-    otherwise = (
-        f"{owner} has {', '.join(public_names)}"
-        if owner and public_names
-        else "remove it; --help lists the settings"
-    )
+    otherwise = "remove it; --help lists the settings"
+    if owner and public_names:
+        otherwise = f"{owner} has {', '.join(public_names)}"
     candidates = meant_key(tree, path, groups, names)
     # A bare name, such as epochs=5, is typed as in scripts.
     candidates = [f"{candidates[0]}=..."] if len(path) == len(candidates) == 1 else candidates
@@ -210,11 +208,9 @@ def meant_key(
         cutoff=0.75,
     )
     other_keys = [key for key, name in keys.items() if name in similar_names][:2]
-    return (
-        other_keys
-        if at(tree, parents) is not None
-        else near_names(full_key, keys, cutoff=0.85) or other_keys
-    )
+    if at(tree, parents) is not None:
+        return other_keys
+    return near_names(full_key, keys, cutoff=0.85) or other_keys
 
 
 def foreign_name_hint(*names: str) -> str:

@@ -55,9 +55,8 @@ class Target(Section):
 
         The training reads the other keys.
         """
-        field_arguments = {
-            name: value for name in self.passed if (value := getattr(self, name)) is not None
-        }
+        fields = {name: getattr(self, name) for name in self.passed}
+        field_arguments = {name: value for name, value in fields.items() if value is not None}
         return {**field_arguments, **(self.model_extra or {})}
 
 
@@ -207,10 +206,10 @@ class Data(Target):
     @property
     def is_copied(self) -> bool:
         """True if machines read a copy of the files instead of the files themselves."""
+        if self.target not in OF_FILES:
+            return False
         has_cache = self.arguments().get("cache") is not None
-        return self.target in OF_FILES and (
-            self.copy_to is not None or (self.is_remote and has_cache)
-        )
+        return self.copy_to is not None or (self.is_remote and has_cache)
 
     def resolve_paths(self) -> "Data":
         """Replace ~ and $NAME in the paths by the variables of this process.
@@ -218,18 +217,16 @@ class Data(Target):
         The saved configuration keeps the names of the variables. Raises ValueError, with a line for
         each variable that is not set.
         """
-        paths = {
-            key: path for key in DATA_PATHS if isinstance(path := getattr(self, key, None), str)
-        }
-        errors = [
-            (
-                f"data.{key}={path}: ${variable} is not set on {socket.gethostname()}: "
-                "set it there, or give a path"
-            )
-            for key, path in paths.items()
-            for variable in VARIABLE.findall(path)
-            if not os.environ.get(variable)
-        ]
+        values = {key: getattr(self, key, None) for key in DATA_PATHS}
+        paths = {key: path for key, path in values.items() if isinstance(path, str)}
+        errors = []
+        for key, path in paths.items():
+            for variable in VARIABLE.findall(path):
+                if not os.environ.get(variable):
+                    errors.append(
+                        f"data.{key}={path}: ${variable} is not set on {socket.gethostname()}: "
+                        "set it there, or give a path"
+                    )
         if errors:
             raise ValueError("\n".join(errors))
         return self.model_copy(update={key: expand_path(path) for key, path in paths.items()})

@@ -45,9 +45,9 @@ def kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return "a section of settings"
     if origin is Callable or getattr(origin or annotation, "__module__", "") not in PLAIN_MODULES:
         return "a section with _target_"
-    type_name = (
-        getattr(annotation, "__name__", str(annotation)) if origin is None else str(annotation)
-    )
+    type_name = str(annotation)
+    if origin is None:
+        type_name = getattr(annotation, "__name__", type_name)
     low = next((f"{item.ge} <= " for item in metadata if isinstance(item, Ge)), "")
     low = next((f"{item.gt} < " for item in metadata if isinstance(item, Gt)), low)
     high = next((f" < {item.lt}" for item in metadata if isinstance(item, Lt)), "")
