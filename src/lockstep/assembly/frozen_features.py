@@ -295,7 +295,7 @@ def _compute(
             [pixels[torch.tensor([row])] for pixels, row in map(sources.__getitem__, chunk)]
         )
 
-    progress, request, start = Progress("Computing features", "images"), 0, 0
+    progress, request, start = Progress("Computing features of images"), 0, 0
     image_chunks = read_ahead(chunks[session.rank :: session.world_size], NUM_AHEAD, read)
     for start, images in itertools.zip_longest(range(0, len(missing), size), image_chunks):
         block = module.mean.new_zeros(CHUNK, width)

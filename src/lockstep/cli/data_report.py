@@ -51,9 +51,9 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
     if images.train.groups is not None:
         refuse_shared_groups(config, images)
     threshold = config.data.near_duplicates
-    progress = Progress("Reading images", "images")
+    progress = Progress("Reading images")
     inspection = inspect(images, progress.show, is_near=threshold > 0)
-    progress = Progress("Comparing images", "images")
+    progress = Progress("Comparing images")
     duplicates = find_duplicates(inspection, folds, threshold, progress.show)
 
     wrong_duplicates = [duplicate for duplicate in duplicates if duplicate.kinds]

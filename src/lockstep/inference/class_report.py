@@ -3,7 +3,6 @@
 It is printed in the terminal, and written into a folder as numbers and figures.
 """
 
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from lockstep.callbacks import pictures
 from lockstep.data.splits import Images
 from lockstep.models.predictions import Findings
-from lockstep.runs.files import move, write_json
+from lockstep.runs.files import write_json
 from lockstep.system.terminal import new_table, print_table, terminal
 from lockstep.system.text import plural
 
@@ -56,22 +55,18 @@ def scores_of(
     def row(count: int, values: NDArray[np.float64]) -> dict[str, Any]:
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
 
-    return {
-        **(
-            {"accuracy_interval": accuracy_interval(findings, groups)}
-            if groups and len({*groups}) > 1
-            else {}
-        ),
-        "classes": {
-            class_names[c]: row(int(num_true[c]), scores[:, i])
-            for i, c in enumerate(present.tolist())
-        },
-        "means": {
-            "classes": row(len(labels), scores.mean(1)),
-            "images": row(len(labels), scores @ num_true[present] / len(labels)),
-        },
-        "confusion_matrix": matrix,
+    classes = {
+        class_names[label]: row(int(num_true[label]), values)
+        for label, values in zip(present.tolist(), scores.T, strict=True)
     }
+    means = {
+        "classes": row(len(labels), scores.mean(1)),
+        "images": row(len(labels), scores @ num_true[present] / len(labels)),
+    }
+    result = {"classes": classes, "means": means, "confusion_matrix": matrix}
+    if groups and len({*groups}) > 1:
+        result["accuracy_interval"] = accuracy_interval(findings, groups)
+    return result
 
 
 def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, Any]:
@@ -117,11 +112,11 @@ def show_report(result: dict[str, Any]) -> None:
     classes = list(result["classes"].items())
     if len(classes) > MAX_CLASSES_SHOWN:
         classes = sorted(classes, key=lambda item: item[1]["f1"])[:MAX_CLASSES_SHOWN]
-    lines = [*classes, *((f"mean of {name}", row) for name, row in result["means"].items())]
-    cells = [
-        [name, f"{row['images']:,}", *(f"{row[score]:.4f}" for score in SCORES[1:])]
-        for name, row in lines
-    ]
+    means = [(f"mean of {name}", row) for name, row in result["means"].items()]
+    cells = []
+    for name, row in classes + means:
+        scores = [f"{row[score]:.4f}" for score in SCORES[1:]]
+        cells.append([name, f"{row['images']:,}", *scores])
     print_table(new_table(["class", *SCORES], cells, out, right=SCORES), out)
     if len(classes) < len(result["classes"]):
         out.print(
@@ -141,16 +136,10 @@ def draw(
     from lockstep.callbacks import plots
 
     title = f"{plots.short_name(Path(result['data']).name)}, {result['split']}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix=".lockstep-", dir=folder.parent) as hidden_folder,
-        plots.style(),
-    ):
-        (staging_folder := Path(hidden_folder, folder.name)).mkdir()
-        for name, figure in pictures.figures(
-            images.pixels, class_names, findings, NUM_IMAGES, title
-        ):
-            figure.savefig(staging_folder / f"{name}.png", dpi=plots.DPI)
-        write_json(staging_folder / "report.json", result)
-        move(staging_folder, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with plots.style():
+        figures = pictures.figures(images.pixels, class_names, findings, NUM_IMAGES, title)
+        for name, figure in figures:
+            figure.savefig(folder / f"{name}.png", dpi=plots.DPI)
+    write_json(folder / "report.json", result)
     print(f"pictures and report.json in {folder}", flush=True)

@@ -38,7 +38,7 @@ from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import show_table
-from lockstep.system.text import join_names, plural, similar_names
+from lockstep.system.text import join_names, plural
 
 # images, their selection (val, test or all), and messages
 Found = tuple[Splits, str, dict[str, str]]
@@ -215,7 +215,6 @@ def find_images(
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, completes_splits=False, is_other=True)
-        _refuse_similar_classes(files.table, form.class_names)
         overlap = data_record.overlap(runs[0], files.table)
         if overlap is None:
             return None
@@ -241,17 +240,14 @@ def find_images(
         }
         memory = "once" if section.memory == "auto" else section.memory
         images = replace(files, table=replace(table, splits=splits)).splits(memory)
-        if (shape := tuple(images.test.pixels.shape[1:])) != tuple(form.image_shape):
+        shape = tuple(images.test.pixels.shape[1:])
+        if shape != tuple(form.image_shape):
             raise ValueError(
                 f"{table.setting} has images of shape {shape}, "
                 f"and the network takes {form.image_shape}"
             )
-        notes = {
-            "data": (
-                "not that of the run: "
-                f"{'all of its images' if selection == 'all' else f'its {selection} images'}"
-            )
-        }
+        part = "all of its images" if selection == "all" else f"its {selection} images"
+        notes = {"data": f"not that of the run: {part}"}
         if overlap.replaced:
             replaced_names = join_names(overlap.replaced, 1)
             notes["other contents"] = (
@@ -272,17 +268,6 @@ def find_images(
         local_rank=session.local_rank,
         is_silent=session.config.silent,
     )
-
-
-def _refuse_similar_classes(table: ImageTable, run_classes: Sequence[str]) -> None:
-    """Raise ValueError for a class that only looks like one of the run, such as Cat and cat."""
-    foreign_classes = [name for name in table.class_names if name not in run_classes]
-    alike = similar_names([*foreign_classes, *run_classes]) if foreign_classes else ""
-    if alike:
-        raise ValueError(
-            f"{table.setting} has classes that only look like those of the run, {alike}: "
-            "rename them"
-        )
 
 
 def _match_classes(table: ImageTable, run_classes: Sequence[str]) -> ImageTable:

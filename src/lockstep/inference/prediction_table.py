@@ -4,7 +4,6 @@ It has the first rows, and a summary of all.
 """
 
 import csv
-import heapq
 import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-MAX_ROWS, MAX_NAMES, MAX_DOUBTS = 20, 5, 3
+MAX_ROWS, MAX_NAMES = 20, 5
 MIN_PROBABILITY = 0.5  # minimum probability of a label that an image has
 
 
@@ -63,41 +62,37 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     is_of = type(task).cells
     rows = list[list[str]]()
     counts = Counter[str]()
-    doubts = list[tuple[float, str]]()
     num_images = 0
     for file, *cells in _read_rows(chunks):
         num_images += 1
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1
-            doubts = heapq.nsmallest(
-                MAX_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")]
-            )
         elif is_of is Multilabel.cells:
-            labels = sorted(
-                zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0]
-            )
-            image_labels = [name for value, name in labels if value >= MIN_PROBABILITY]
+            probabilities = dict(zip(heads[1:], map(float, cells), strict=True))
+            labels = sorted(probabilities, key=lambda label: -probabilities[label])
+            image_labels = [label for label in labels if probabilities[label] >= MIN_PROBABILITY]
             counts.update(image_labels or ["none"])
-            cells = [
-                ", ".join(f"{name} {value:.4f}" for value, name in labels[: len(image_labels) or 1])
-            ]
+            shown_labels = image_labels or labels[:1]
+            cells = [", ".join(f"{label} {probabilities[label]:.4f}" for label in shown_labels)]
         if len(rows) < MAX_ROWS:
             rows.append([file, *cells])
-    heads = ["file", "labels"] if is_of is Multilabel.cells else heads
-    number_columns = (
-        heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
-    )
+    number_columns: Sequence[str] = ()
+    if is_of is Multilabel.cells:
+        heads = ["file", "labels"]
+    elif is_of is Classification.cells:
+        number_columns = heads[2::2]
+    elif is_of is Task.cells:
+        number_columns = heads[1:]
     text_columns = [head for head in heads if head not in number_columns]
     out = terminal()
     print_table(new_table(heads, rows, out, right=number_columns, wraps=text_columns), out)
     if num_images > 1:
         out.print()
-        summary = join_names(
-            [f"{name} ({count:,})" for name, count in counts.most_common()], MAX_NAMES
-        )
-        print_line(out, ": ".join(filter(None, [plural(num_images, "image"), summary])))
+        summary = plural(num_images, "image")
+        if counts:
+            class_counts = [f"{name} ({count:,})" for name, count in counts.most_common()]
+            summary += f": {join_names(class_counts, MAX_NAMES)}"
+        print_line(out, summary)
     if num_images > MAX_ROWS:
-        if doubts:
-            print_line(out, f"Least certain: {', '.join(doubt for _, doubt in doubts)}")
         print_line(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")

@@ -31,7 +31,6 @@ from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import ImageFormat
 from lockstep.runs import files
 from lockstep.runs.files import csv_text
-from lockstep.runs.naming import display_path
 from lockstep.system.internals import shared_count
 
 # Maximum number of pixels of a chunk on a CPU. The feature maps of more images come from fresh
@@ -76,7 +75,7 @@ def write_rows(
     height, width = image_format.image_shape[1:]
     fitting = NUM_PIXELS // (height * width) if session.device.type == "cpu" else NUM_PER_RUN
     size = max(1, min(session.config.eval_batch_size, NUM_PER_RUN, fitting))
-    together(lambda: prepare(file.path) if session.rank == 0 else None)
+    file.path.parent.mkdir(parents=True, exist_ok=True)
     with hidden_file(file.path) as path:
         chunks = _take_chunks(session, images, rows_of, size, str(file.path))
         indexes = gather_objects(write_chunks(path, chunks))
@@ -96,7 +95,7 @@ def _take_chunks(
     numbered_runs = ((count, runs[count]) for count in counts)
     # Otherwise a worker with many threads would take all of a few chunks.
     max_threads = min(torch.get_num_threads(), math.ceil(len(runs) / session.world_size))
-    progress = Progress("Predicting", "images")
+    progress = Progress("Predicting images")
     for chunk in compute_chunks(session.device, images, numbered_runs, rows_of, max_threads):
         yield chunk
         if session.rank == 0 and not session.config.silent:
@@ -122,15 +121,10 @@ def compute_chunks(
     def chunk_of(
         number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]
     ) -> Chunk:
-        readable_rows = [
-            row for row, position in enumerate(positions.tolist()) if position not in errors
-        ]
-        # A network may fail on a batch without an image.
-        rows = (
-            rows_of(positions[readable_rows], pixels[readable_rows], targets[readable_rows])
-            if readable_rows
-            else []
-        )
+        is_readable = torch.tensor([position not in errors for position in positions.tolist()])
+        rows: list[list[str]] = []
+        if is_readable.any():  # A network may fail on a batch without an image.
+            rows = rows_of(positions[is_readable], pixels[is_readable], targets[is_readable])
         return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
 
     def work(
@@ -142,10 +136,11 @@ def compute_chunks(
         finish = partial(chunk_of, number, positions, pixels, targets, errors)
         return partial(Chunk, *finish()) if on_cpu else finish
 
-    num_threads = (
-        source.num_threads(count) if isinstance(source, ImageFiles) and not on_cpu else count
-    )
-    max_pending = count if on_cpu else count + 1  # One more chunk is the one that the GPU computes.
+    num_threads = max_pending = count
+    if not on_cpu:
+        max_pending += 1  # One more chunk is the one that the GPU computes.
+        if isinstance(source, ImageFiles):
+            num_threads = source.num_threads(count)
     runs, futures = iter(numbered_runs), set[Future[Callable[[], Chunk]]]()
     threads = ThreadPoolExecutor(num_threads, "chunk", torch.set_num_threads, (1,))
     try:
@@ -166,37 +161,18 @@ def _read(images: Images, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pixels (n, C, H, W), which are empty for files, and the targets (n, ...)."""
     if isinstance(images.pixels, Samples):
         return images.pixels.make(positions, 0)
-    is_later = isinstance(images.pixels, ImageFiles)
-    return torch.empty(0) if is_later else images.pixels[positions], images.targets[positions]
-
-
-def prepare(output: Path) -> None:
-    """Create the folder of `output`, and remove the hidden files of killed commands.
-
-    Raises ValueError if another process is writing `output`.
-    """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    for path in output.parent.glob(".*"):
-        is_temporary = files.LEFTOVER.fullmatch(path.name) is not None
-        if not is_temporary or path.name.rsplit(".", 2)[0] != f".{output.name}":
-            continue
-        is_locked = files.is_locked(path)
-        if is_locked:
-            raise ValueError(
-                f"{display_path(output)} is being written by another process: "
-                "wait for it to end, or choose another --output"
-            )
-        if is_locked is False:
-            files.remove(path)
+    targets = images.targets[positions]
+    if isinstance(images.pixels, ImageFiles):
+        return torch.empty(0), targets
+    return images.pixels[positions], targets
 
 
 @contextlib.contextmanager
 def hidden_file(output: Path) -> Iterator[Path]:
-    """Create and lock a hidden file next to `output`, and remove it at the end."""
+    """Yield the path of a hidden file next to `output`, and remove the file at the end."""
     path = output.with_name(files.temporary_name(output))
     try:
-        with files.hold_lock(path):
-            yield path
+        yield path
     finally:
         files.remove(path)
 
@@ -217,9 +193,9 @@ def join(indexes: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list
     Raises ImageError, inside `write`, if there are no rows, or if there are errors and `is_strict`.
     """
     errors: list[str] = []
-    places = {
-        number: (path, offset) for path, offsets in indexes for number, offset in offsets.items()
-    }
+    places: dict[int, tuple[Path, int]] = {}
+    for path, offsets in indexes:
+        places |= {number: (path, offset) for number, offset in offsets.items()}
 
     def rows() -> Iterator[str]:
         has_rows = False

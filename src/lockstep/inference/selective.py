@@ -3,6 +3,7 @@
 A threshold on the probability of the predicted class selects the answers.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from lockstep.runs.naming import display_path
 UNKNOWN = "unknown"  # the class of an image without an answer
 DOUBT = 0.05  # maximum probability that the error rate of the answers is larger than promised
 NUM_SHARES = 50  # number of thresholds that are tested
+# The noun of n images, the probabilities of their predicted classes (n,), and which are right (n,).
+Sample = tuple[str, NDArray[Any], NDArray[np.bool_]]
 
 
 def answers(predictions: Tensor, threshold: float) -> Tensor:
@@ -49,14 +52,14 @@ def choose(
 
     order = np.argsort(-confidences, kind="stable")
     ranked, num_wrong, n = confidences[order], np.cumsum(~is_right[order]), len(order)
-    sizes = ((size, num_errors) for num_errors in (1, 0) for size in range(1, n + 1))
-    min_size = next(
-        (size for size, num_errors in sizes if bdtr(num_errors, size, max_error) <= DOUBT), None
-    )
-    if min_size is None:
+    sizes = np.arange(1, n + 1)
+    passing_sizes = sizes[bdtr(1, sizes, max_error) <= DOUBT]
+    if not len(passing_sizes):
+        passing_sizes = sizes[bdtr(0, sizes, max_error) <= DOUBT]
+    if not len(passing_sizes):
         return None
     ends, threshold = np.append(np.flatnonzero(ranked[1:] < ranked[:-1]) + 1, n), None
-    shares = np.linspace(max(min_size, n // 5), n, NUM_SHARES).round()
+    shares = np.linspace(max(passing_sizes[0], n // 5), n, NUM_SHARES).round()
     for count in np.unique(ends[np.searchsorted(ends, shares)]).tolist():
         if bdtr(num_wrong[count - 1], count, max_error) > DOUBT:
             break
@@ -95,12 +98,13 @@ def threshold_of(
                 "give one run, without mirror images",
             )
         )
-    if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
+    arguments = config.data.arguments()
+    if arguments.get("group") or arguments.get("group_column"):
         raise ConfigError(
             Error(
                 "unsupported",
                 option,
-                f"needs independent images, and images of one group (data.{key}) are not",
+                "needs independent images, and images of one group are not",
                 "leave it out, and read the probabilities of the rows",
             )
         )
@@ -125,11 +129,9 @@ def threshold_of(
                 "rename the class",
             )
         )
-    samples = [
-        (f"{name} images", entry[split]["confidences"].numpy(), entry[split]["is_right"].numpy())
-        for split, name in (("val", "validation"), ("test", "test"))
-        if split in entry
-    ]
+    samples = [_sample("validation images", entry["val"])]
+    if "test" in entry:
+        samples.append(_sample("test images", entry["test"]))
     # The images of all folds include the test images.
     if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
         rows, _, _, probabilities = tables.read([path])
@@ -139,34 +141,31 @@ def threshold_of(
     images, confidences, is_right = samples[0]
     threshold = choose(confidences, is_right, max_error)
     if threshold is None:
-        hint = "train with more of them"
-        for step in range(int(max_error * 1000) + 1, 1000):
-            if choose(confidences, is_right, step / 1000) is not None:
-                hint += f", or use {step / 1000:g}"
-                break
         raise ConfigError(
             Error(
                 "unsupported",
                 option,
                 f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
-                hint,
+                "train with more of them, or use a higher rate",
             )
         )
-    share, *test_shares = [_share(threshold, *sample) for sample in samples]
     lines = [
         f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}",
-        share,
+        _share(threshold, samples[0]),
         f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%}), "
         "for images like these",
-        # The test images did not choose the checkpoint.
-        *(f"{test_share}: the independent check" for test_share in test_shares),
     ]
+    # The test images did not choose the checkpoint.
+    lines += [f"{_share(threshold, sample)}: the independent check" for sample in samples[1:]]
     return threshold, "\n".join([*lines, ""])
 
 
-def _share(
-    threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]
-) -> str:
+def _sample(images: str, entry: Mapping[str, Tensor]) -> Sample:
+    return images, entry["confidences"].numpy(), entry["is_right"].numpy()
+
+
+def _share(threshold: float, sample: Sample) -> str:
+    images, confidences, is_right = sample
     hits = is_right[confidences > threshold]
     return (
         f"{len(hits) / len(is_right):.1%} of {len(is_right):,} {images} are answered, "

@@ -15,7 +15,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 import zlib
@@ -121,14 +120,6 @@ def open_to_append(path: Path) -> BinaryIO:
         file.close()
         raise OSError(errno.EPERM, "a hard link", str(path))
     return file
-
-
-def move(folder: Path, path: Path) -> None:
-    """Move a folder to `path`, where an empty one may be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        path.rmdir()
-    shutil.move(folder, path)
 
 
 @contextlib.contextmanager

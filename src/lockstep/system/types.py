@@ -68,6 +68,13 @@ FilesRoot = Annotated[
     PathText, Doc("folder of the files, or a URL such as s3://bucket/files or zip://::https://...")
 ]
 Group = Annotated[str, MinLen(1), "a regular expression"]
+ValFraction = Annotated[Fraction, Doc("fraction of the training images to use for validation")]
+TestFraction = Annotated[Fraction, Doc("fraction of the training images to use for the test")]
+PositiveValFraction = Annotated[
+    PositiveFraction, Doc("fraction of the training images to use for validation")
+]
+Download = Annotated[bool, Doc("download missing files")]
+Memory = Literal["auto", "device", "host", "stream", "once"]
 TestAfter = Annotated[
     Day | None,
     Doc("first day of the test images, all others are older; null = a random test split"),

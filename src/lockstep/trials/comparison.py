@@ -26,7 +26,7 @@ from lockstep.trials.differences import (
 )
 from lockstep.trials.ledger import Ledger
 from lockstep.trials.out_of_fold import names as names_of
-from lockstep.trials.table import FOLD, REPEATS, num_tested_groups, present_table, text
+from lockstep.trials.table import FOLD, REPEATS, num_tested_groups, present_table
 
 
 class Side(NamedTuple):
@@ -113,7 +113,7 @@ def compare_sweeps(arguments: Sequence[str], *, is_json: bool) -> int:
 def _sides(argument: str) -> list[Side]:
     """Return the settings that fit SWEEP or SWEEP:SETTING=VALUE,..., the best first.
 
-    Values may be formatted as in the table. Raises ValueError if there is none.
+    Raises ValueError if there is none.
     """
     path, _, conditions_text = argument.partition(":")
     if not (Path(path) / SWEEP).is_file():
@@ -133,11 +133,11 @@ def _sides(argument: str) -> list[Side]:
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
     sides, side_names = [], []
     for settings, all_rows in sweep_table.repeated:
-        setting_texts = [f"{key}={text(value)}" for key, value in settings.items()]
+        setting_texts = [f"{key}={value}" for key, value in settings.items()]
         side_names.append(f"{path}:{','.join(setting_texts)}".removesuffix(":"))
         rows = [row for row in all_rows if row.state == "finished"]
         typed = {(key, value) for key, value in all_rows[0].settings.items() if key not in REPEATS}
-        if not conditions <= typed | {(key, text(value)) for key, value in typed}:
+        if not conditions <= typed:
             continue
         results = {}
         for metric, column in sweep_table.measurements(rows).items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
+from lockstep.data.images.dataset_samples import refuse_unpicklable
 from lockstep.data.splits import ImageError
 from lockstep.data.transforms.custom import CustomTransforms
 from lockstep.distributed.rng import seed_of
@@ -89,7 +90,7 @@ def test_tensor_of_albumentations() -> None:
         (transforms.scale, "float32 of shape (1, 8, 8)"),
         (transforms.to_array, "ndarray"),
         (transforms.fail, "failed for training image 0"),
-        (transforms.return_nothing, "returns nothing"),
+        (transforms.return_nothing, "returns a NoneType"),
         (v2.ToDtype(torch.float32), "float32 of shape (1, 8, 8)"),
         (albumentations.ToFloat(), "float32 of shape (1, 8, 8)"),
     ],
@@ -107,5 +108,5 @@ def test_own_generator_refused() -> None:
 
 
 def test_lambda_refused() -> None:
-    with pytest.raises(ImageError, match=r"^augment\.custom\.noise cannot be pickled"):
-        CustomTransforms({KEY: lambda image: image}, 0).refuse_unpicklable()
+    with pytest.raises(ImageError, match=r"^augment\.custom\.noise \(function\) cannot be pickled"):
+        refuse_unpicklable(lambda image: image, KEY)

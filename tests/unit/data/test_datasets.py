@@ -146,9 +146,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "pil": (
         Listed([(Image.fromarray(np.zeros((4, 4, 3), np.uint8)), 0)] * 5),
         {},
-        r"sample 0 is a Image and not a tensor: end .*v2\.ToImage\(\)",
+        r"sample 0 is a Image with a int: give tensors, .*v2\.ToImage\(\)",
     ),
-    "dict": (Listed([{"image": 0}] * 5), {}, r"sample 0 is a dict: give a pair \(input, target\)"),
+    "dict": (Listed([{"image": 0}] * 5), {}, r"sample 0 is a dict: give \(input, target\)"),
     "vector": (
         Listed([(torch.zeros(7), 0)] * 5),
         {},
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "text": (
         Listed([(image(), "cat")] * 5),
         {},
-        r"the target of sample 0 is a str: give a number or a tensor",
+        r"sample 0 is a Tensor with a str: give tensors",
     ),
     "no classes": (
         Listed(GOOD, None),
@@ -172,12 +172,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "val": (
         Listed(GOOD),
         {"val": Listed([(image(side=5), 0)])},
-        r"data\.val has inputs of uint8 .*5\), data\.train",
+        r"data\.val has inputs of uint8 .*5\) and targets .*, data\.train",
     ),
     "val target": (
         Listed(GOOD),
         {"val": Listed([(image(), 0.5)])},
-        r"data\.val has targets of float64 of shape \(\)",
+        r"data\.val has .* and targets of float64 of shape \(\)",
     ),
     "mean of floats": (
         Listed([(image(0, torch.float32), 0)] * 5),

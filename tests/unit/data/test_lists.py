@@ -127,17 +127,12 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {},
         [r"row 4, column label: the cell is empty"],
     ),
-    "NUL": (
-        PLAIN.replace("x2.png,a", "x2.png,a\0"),
-        {},
-        [r"row 4, column label: the cell has a NUL byte"],
-    ),
     "columns": (
         PLAIN.replace("split", "label"),
         {"split_column": None},
         [
             r"has the columns path, label, label, but data\.target_columns is 'label': .* "
-            r"rename all but one"
+            r"each of these names once"
         ],
     ),
     "one class": (

@@ -10,7 +10,6 @@ import pytest
 from lockstep.data.splits import ImageError
 from lockstep.inference import row_chunks
 from lockstep.inference.row_chunks import Chunk
-from lockstep.runs import files
 
 
 @pytest.fixture
@@ -19,7 +18,6 @@ def output(tmp_path: Path) -> Path:
 
 
 def write(output: Path, *ranks: list[Chunk], is_strict: bool = False) -> list[str]:
-    row_chunks.prepare(output)
     table = partial(row_chunks.write_table, output, ["h"])
     with ExitStack() as held:
         paths = [held.enter_context(row_chunks.hidden_file(output)) for _ in ranks]
@@ -27,13 +25,6 @@ def write(output: Path, *ranks: list[Chunk], is_strict: bool = False) -> list[st
             row_chunks.write_chunks(path, chunks) for path, chunks in zip(paths, ranks, strict=True)
         ]
         return row_chunks.join(found, table, is_strict=is_strict)
-
-
-def killed(output: Path) -> Path:
-    """What a command leaves that was killed."""
-    path = output.with_name(files.temporary_name(output))
-    path.write_bytes(b'[0, "0\\n", []')
-    return path
 
 
 def test_join_in_order(output: Path) -> None:
@@ -70,27 +61,3 @@ def test_failed_rows_leave_nothing(output: Path) -> None:
     with pytest.raises(KeyboardInterrupt), row_chunks.hidden_file(output) as path:
         row_chunks.write_chunks(path, failing())
     assert [(path, path.read_text()) for path in output.parent.iterdir()] == [(output, "before")]
-
-
-def test_prepare_removes_leftovers(output: Path) -> None:
-    killed(output)
-    other = [
-        killed(output.with_name("out.csv.npy")),
-        killed(output.with_name("x.out.csv")),
-        output.parent / ".out.csv",
-    ]
-    other[-1].touch()
-    link = killed(output)
-    link.unlink()
-    link.symlink_to(other[-1])  # which is not followed
-    row_chunks.prepare(output)
-    assert {*output.parent.iterdir()} - {link} == {*other}
-
-
-def test_prepare_refuses_output_in_use(output: Path) -> None:
-    with row_chunks.hidden_file(output) as path:
-        with pytest.raises(
-            ValueError, match=r"out\.csv is being written by another process: .* --output"
-        ):
-            row_chunks.prepare(output)
-        assert path.exists()

@@ -225,11 +225,11 @@ def test_threshold_from_folds(tmp_path: Path) -> None:
             for rate in (0.0, 1.0, 1.5, -1.0, math.nan)
         ),
         *(
-            ({"val": rows(200, 0)}, ("a", "b"), ("data.root=.", *settings), rate, f"({key})")
+            ({"val": rows(200, 0)}, ("a", "b"), ("data.root=.", *settings), rate, "one group")
             for rate in (0.001, 0.48)
-            for key, *settings in (
-                ("data.group", "data=image_folder", 'data.group="(.*)_"'),
-                ("data.group_column", "data=list", "data.file=x", "data.group_column=patient"),
+            for settings in (
+                ("data=image_folder", 'data.group="(.*)_"'),
+                ("data=list", "data.file=x", "data.group_column=patient"),
             )
         ),
     ],

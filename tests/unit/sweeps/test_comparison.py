@@ -172,7 +172,7 @@ def test_compare_folds(tmp_path: Path, tree: Any, said: Any) -> None:
     [
         (["rates"], "two or more finished seeds or folds"),
         (
-            ["rates:optimizer.lr=0.1", "rates:optimizer.lr=0.1235"],
+            ["rates:optimizer.lr=0.1", "rates:optimizer.lr=0.12345678"],
             "two or more finished seeds or folds",
         ),
         (["rates:optimizer.lr=0.1", "losses"], "common metric"),

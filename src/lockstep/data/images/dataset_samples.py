@@ -8,6 +8,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -92,13 +93,12 @@ class Samples:
 
     def _check_like(self, role: str, row: int, value: Tensor, reference: Tensor) -> None:
         if (value.shape, value.dtype) != (reference.shape[1:], reference.dtype):
-            raise ImageError(
-                [
-                    f"{self.setting}: the {role} of sample {row} is {shape_text(value)}, that of "
-                    f"the first one {shape_text(reference, 1)}: give all one shape and dtype, e.g. "
-                    "by a final transforms.v2.CenterCrop."
-                ]
+            problem = (
+                f"{self.setting}: the {role} of sample {row} is {shape_text(value)}, that of "
+                f"the first one {shape_text(reference, 1)}: give all one shape and dtype, e.g. "
+                "by a final transforms.v2.CenterCrop."
             )
+            raise ImageError([problem])
 
 
 def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]:
@@ -111,33 +111,40 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     except (ImageError, MemoryError):
         raise
     except Exception as error:  # Custom code can raise any exception.
-        raise ImageError(
-            [f"{setting}: sample {row} cannot be made ({reason_of(error)}): fix or skip it."]
-        ) from error
-    is_pair = isinstance(sample, tuple | list) and len(sample) == 2
-    image, target = sample if is_pair else (None, None)
+        problem = f"sample {row} cannot be made ({reason_of(error)}): fix or skip it."
+        raise ImageError([f"{setting}: {problem}"]) from error
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        sample_type = type(sample).__name__
+        raise ImageError([f"{setting}: sample {row} is a {sample_type}: give (input, target)."])
+    image, target = sample
     if isinstance(target, int | float | np.generic | np.ndarray):
         # A float becomes float64, as by default_collate.
         target = torch.as_tensor(np.asarray(target))
-    if not is_pair:
-        problem = f"sample {row} is a {type(sample).__name__}: give a pair (input, target)"
-    elif not isinstance(image, Tensor):
+    if not isinstance(image, Tensor) or not isinstance(target, Tensor):
         problem = (
-            f"the input of sample {row} is a {type(image).__name__} and not a tensor: "
-            "end the transforms of the Dataset with transforms.v2.ToImage()"
+            f"sample {row} is a {type(image).__name__} with a {type(sample[1]).__name__}: give "
+            "tensors, e.g. by transforms.v2.ToImage(), or a number as the target"
         )
     elif image.dim() != 3 or not (image.dtype == torch.uint8 or image.is_floating_point()):
         problem = (
             f"the input of sample {row} is {shape_text(image)}: "
             "give an image (C, H, W), uint8 of 0 to 255 or floats"
         )
-    elif not isinstance(target, Tensor):
-        problem = (
-            f"the target of sample {row} is a {type(target).__name__}: give a number or a tensor"
-        )
     else:
         return image.as_subclass(Tensor), target.as_subclass(Tensor)
     raise ImageError([f"{setting}: {problem}."])
+
+
+def refuse_unpicklable(value: object, setting: str) -> None:
+    """Raise ImageError if a Dataset or a transform cannot be sent to worker processes."""
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:  # Custom classes can raise any exception.
+        problem = (
+            f"{setting} ({type(value).__name__}) cannot be pickled ({reason_of(error)}): "
+            "replace lambdas by functions of a module, and open files later."
+        )
+        raise ImageError([problem]) from error
 
 
 @contextlib.contextmanager

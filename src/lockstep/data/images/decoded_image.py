@@ -12,24 +12,18 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUFFIXES, has_heif
+from lockstep.data.images.image_table import (
+    CONVERT_HINT,
+    HEIF_HINT,
+    HEIF_SUFFIXES,
+    UNREAD_SUFFIXES,
+    has_heif,
+)
 from lockstep.data.images.preprocessing import Preprocessing, size_of
 from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, among them one of PostScript. No file reaches the parsers not listed here.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-HEIF_BRANDS = (
-    b"heic",
-    b"heix",
-    b"heim",
-    b"heis",
-    b"hevc",
-    b"hevx",
-    b"hevm",
-    b"hevs",
-    b"mif1",
-    b"msf1",
-)
 Array = NDArray[np.uint8]  # (H, W) or (H, W, C)
 Turn = Callable[[Array], Array]
 TURNS: dict[int, Turn] = {  # transforms to upright, by EXIF orientation
@@ -43,8 +37,6 @@ TURNS: dict[int, Turn] = {  # transforms to upright, by EXIF orientation
 }
 SWAPS = [TURNS[orientation] for orientation in (5, 6, 7, 8)]  # These swap height and width.
 JPEGS = ("JPEG", "MPO")
-# A JPEG is read completely up to this size. Pillow reads no further than the image.
-MAX_JPEG_BYTES = 1 << 28
 # These are the color spaces of simplejpeg, by mode and number of channels. Color images are
 # converted to grayscale by Pillow, which rounds.
 PLAIN = {("RGB", 3): "RGB", ("L", 3): "RGB", ("L", 1): "GRAY"}
@@ -77,12 +69,9 @@ def decode(path: str, channels: int, preprocessing: Preprocessing) -> DecodedIma
             if limit is not None and file.width * file.height > limit:
                 raise ValueError(f"{file.height}x{file.width} (HxW) are more than {limit:,} pixels")
             size = _shrunk(file, preprocessing)
-            jpeg_pixels = _plain_jpeg(file, channels)
-            pixels = (
-                pixels_of(file, channels, preprocessing.background)
-                if jpeg_pixels is None
-                else _as_tensor(jpeg_pixels, _turn(file))
-            )
+            pixels = _plain_jpeg(file, channels)
+            if pixels is None:
+                pixels = pixels_of(file, channels, preprocessing.background)
             size = size or size_of(pixels)
             preprocessing.scaled_size(*size)
             return DecodedImage(pixels, size)
@@ -101,17 +90,17 @@ def open_image(path: str) -> ImageFile:
 
     Raises ImageError, and the errors of Pillow.
     """
-    if path.lower().endswith(UNREAD_SUFFIXES):
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in UNREAD_SUFFIXES:
         raise ImageError([f"image {path} is of a type that is not read: {CONVERT_HINT}."])
     try:
         return Image.open(path, formats=FORMATS)
     except UnidentifiedImageError:
-        with open(path, "rb") as file:
-            head = file.read(12)
-        if head[4:8] != b"ftyp" or head[8:] not in HEIF_BRANDS:
+        if not has_heif():
+            if suffix in HEIF_SUFFIXES:
+                hint = f"{HEIF_HINT} or {CONVERT_HINT}"
+                raise ImageError([f"image {path} is HEIC: {hint}."]) from None
             raise
-    if not has_heif():
-        raise ImageError([f"image {path} is HEIC: {HEIF_HINT} or {CONVERT_HINT}."])
     import pi_heif
 
     pi_heif.register_heif_opener()
@@ -125,18 +114,16 @@ def _shrunk(file: ImageFile, preprocessing: Preprocessing) -> tuple[int, int] | 
     """
     if file.format not in JPEGS or preprocessing.size is None:
         return None
-    size = upright_size(file)
-    factor = min(
-        side // (2 * scaled)
-        for side, scaled in zip(size, preprocessing.scaled_size(*size), strict=True)
-    )
+    height, width = size = upright_size(file)
+    scaled_height, scaled_width = preprocessing.scaled_size(height, width)
+    factor = min(height // (2 * scaled_height), width // (2 * scaled_width))
     if factor < 2:
         return None
     file.draft(file.mode, (file.width // factor, file.height // factor))
     return size
 
 
-def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
+def _plain_jpeg(file: ImageFile, channels: int) -> Tensor | None:
     """Decode an opened JPEG of 8-bit grayscale or RGB, at the size to which it is shrunk.
 
     Returns None for any other image, and if the decoder warns.
@@ -145,18 +132,17 @@ def _plain_jpeg(file: ImageFile, channels: int) -> Array | None:
     if file.format not in JPEGS or colors is None:
         return None
     assert file.fp is not None
-    if os.fstat(file.fp.fileno()).st_size > MAX_JPEG_BYTES:
-        return None
     height, width = file.height, file.width
     # The decoder refuses the image if the rest of the file says that it is larger than this.
     buffer = np.empty((height, width, channels), np.uint8)
     file.fp.seek(0)
     try:
-        return simplejpeg.decode_jpeg(
+        pixels = simplejpeg.decode_jpeg(
             file.fp.read(), colors, min_height=height, min_width=width, buffer=buffer
         )
     except ValueError:
         return None
+    return _as_tensor(pixels, _turn(file))
 
 
 def pixels_of(image: Image.Image, channels: int, background: str) -> Tensor:

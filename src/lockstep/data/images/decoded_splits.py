@@ -9,7 +9,6 @@ kernel releases the lock when its holder exits.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
@@ -162,8 +161,8 @@ class Decoding:
             return self._fill_cache()
         refuse_beyond_memory(self.table.setting, self.num_bytes)
         with ragged_table.memory_file() as file:
-            with ragged_table.stores(file, self.files, self.sizes) as store:
-                decode_all(self.files, torch.get_num_threads(), store)
+            store = ragged_table.store_in(file, self.files, self.sizes)
+            decode_all(self.files, torch.get_num_threads(), store)
             return RaggedTable.open(file, self.channels)
 
     def _statistics(self, pixels: Pixels) -> Statistics:
@@ -208,27 +207,26 @@ class Decoding:
             pixels = self.open_cache()
             if pixels is not None:
                 return pixels
-            count = len(self.files)
-            total = self.num_bytes
+            size = size_text(self.num_bytes)
             free = shutil.disk_usage(self.cache_folder).free
-            if total > free:
-                raise self._no_space(f"{size_text(total)}, but its disk has {size_text(free)} free")
+            if self.num_bytes > free:
+                raise ValueError(
+                    f"data.cache={self.cache} needs {size}, but its disk has {size_text(free)} "
+                    "free: free some space, use another disk, a smaller data.image_size, or "
+                    "data.memory=stream."
+                )
             remove_leftovers(self.cache_folder, is_deep=False)
-            progress = Progress(f"Decoding {folder_name}", "images")
-            with (
-                atomic_file(self.path) as file,
-                ragged_table.stores(file, self.files, self.sizes) as store,
-            ):
+            progress = Progress(f"Decoding images of {folder_name}")
+            with atomic_file(self.path) as file:
+                store = ragged_table.store_in(file, self.files, self.sizes)
                 # The other processes of this machine wait, so that all cores are free.
                 decode_all(self.files, num_cores(), store, progress.show)
             for path in self.cache_folder.iterdir():
                 if not path.name.startswith((f"{self.table.digest}.", ".")):
                     path.unlink(missing_ok=True)  # Processes that have it mapped can still read it.
+            images = f"{plural(len(self.files), 'image')} of {folder_name} in"
             print(
-                f"Decoded {plural(count, 'image')} of {folder_name} in {progress.elapsed_s:.1f} s, "
-                f"{count / progress.elapsed_s:,.0f} images/s, "
-                f"into {self.path} ({size_text(total)})",
-                flush=True,
+                f"Decoded {images} {progress.elapsed_s:.1f} s into {self.path} ({size})", flush=True
             )
             pixels = self.open_cache()
             assert pixels is not None
@@ -249,15 +247,7 @@ class Decoding:
         try:
             yield
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._no_space(f"more than its disk holds ({error.strerror})") from error
             raise ValueError(f"data.cache={self.cache} cannot be used ({error}): {HINT}") from error
-
-    def _no_space(self, needs: str) -> ValueError:
-        return ValueError(
-            f"data.cache={self.cache} needs {needs}: free some space, use another disk, a smaller "
-            "data.image_size, or data.memory=stream."
-        )
 
 
 def refuse_beyond_memory(setting: str, num_bytes: int) -> None:

@@ -62,13 +62,11 @@ class ImageFiles:
         image = decode(path, self.channels, self.preprocessing)
         height, width = image.size
         if self.preprocessing.size is None and (height, width) != self.shape[2:]:
-            raise ImageError(
-                [
-                    f"data.image_size=null needs images of one size, but {self.first_path} has "
-                    f"{self.shape[2]}x{self.shape[3]} (HxW) and {path} {height}x{width}: set "
-                    f"data.image_size, e.g. {min(self.shape[2:])}."
-                ]
+            problem = (
+                f"data.image_size=null needs images of one size, and those of {self.first_path} "
+                f"and {path} differ ({height}x{width}): set data.image_size, e.g. 224."
             )
+            raise ImageError([problem])
         return image
 
     def scaled_image(self, position: int) -> Tensor:
@@ -79,19 +77,12 @@ class ImageFiles:
     def scaled_sizes(self) -> NDArray[np.int32]:
         """Read the headers, and return the sizes (N, 2) of the scaled images.
 
-        The size is 0 for a file that is not an image. If all images become squares, the EXIF
-        orientation is not read, because the number of bytes is the same either way.
+        The size is 0 for a file that is not an image.
         """
-        is_square = (
-            self.preprocessing.size is not None
-            and self.preprocessing.size[0] == self.preprocessing.size[1]
-        )
 
         def size(file: bytes) -> tuple[int, int]:
             with contextlib.suppress(Exception), open_image(os.fsdecode(file)) as image:
-                return self.preprocessing.scaled_size(
-                    *((image.height, image.width) if is_square else upright_size(image))
-                )
+                return self.preprocessing.scaled_size(*upright_size(image))
             return 0, 0
 
         runs = np.split(self.files, range(NUM_PER_RUN, len(self), NUM_PER_RUN))

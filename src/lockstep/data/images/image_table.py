@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.runs.files import read_json
-from lockstep.system.text import join_names, plural, similar_names
+from lockstep.system.text import plural
 
 IMAGE_SUFFIXES = (
     ".apng",
@@ -43,8 +43,6 @@ IMAGE_SUFFIXES = (
     ".webp",
 )
 HEIF_HINT, CONVERT_HINT = "install pi-heif (pip install pi-heif)", "convert them, e.g. to JPEG"
-ADD_CLASSES = "Add training images of them, or delete their folders."
-NO_WIDTH = r"[\u200b\u2060\ufeff]"  # blanks of zero width
 HEIF_SUFFIXES = (".heic", ".heif", ".hif")  # These are read if pi-heif is installed.
 # Images of these types are never read. Most are raw files of cameras, and Pillow would decode the
 # preview in them.
@@ -145,7 +143,7 @@ def list_classes(
             empty_folders.append(folders[0].parent)
         splits[split] = np.arange(first_row, len(files))
     setting = f"data.root={root}"
-    class_names = strip_names(setting, [path.name for path in split_folders["train"]])
+    class_names = {path.name.strip() for path in split_folders["train"]}
     print_unread(setting, unread)
     if empty_folders:
         raise ValueError(
@@ -156,8 +154,8 @@ def list_classes(
     has_split_folders = split_folders["train"][0].parent != folder
     paths = [name.partition("/")[2] for name in names] if has_split_folders else names
     groups = group_names(setting, group, paths, names if is_other else None)
-    numbers = {name: number for number, name in enumerate(sorted({*class_names}, key=class_order))}
-    labels = [numbers[strip_blanks(path.partition("/")[0])] for path in paths]
+    numbers = {name: number for number, name in enumerate(sorted(class_names, key=class_order))}
+    labels = [numbers[path.partition("/")[0].strip()] for path in paths]
     record = read_record(folder, names, states)
     return ImageTable(
         setting,
@@ -208,7 +206,7 @@ def group_names(
             raise ValueError(f"{problem}: correct it, rename the files, or set it to null.")
         _print_once(f"{problem}: each is a group of its own")
         groups = [name or single for name, single in zip(groups, singles, strict=True)]
-    return strip_names(f"{setting}, data.group={group}", groups, "groups")
+    return list(map(str.strip, groups))
 
 
 def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
@@ -300,22 +298,6 @@ def print_unread(setting: str, names: Sequence[str]) -> None:
 def class_order(name: str) -> tuple[float, str]:
     """Return the sort key of a class name, which sorts integers by value, then other names."""
     return (int(name), name) if name.removeprefix("-").isdecimal() else (math.inf, name)
-
-
-def strip_blanks(name: str) -> str:
-    """Strip blanks at both ends, and blanks of zero width anywhere, unless nothing would remain."""
-    return re.sub(NO_WIDTH, "", name).strip() or name
-
-
-def strip_names(setting: str, names: Sequence[str], noun: str = "class names") -> list[str]:
-    """Strip blanks from names with `strip_blanks`, and print which names had them."""
-    padded_names = [repr(name) for name in dict.fromkeys(names) if name != strip_blanks(name)]
-    if padded_names:
-        _print_once(
-            f"{setting}: blanks at the ends of {noun}, and those of no width, "
-            f"are ignored: {join_names(padded_names)}"
-        )
-    return list(map(strip_blanks, names))
 
 
 @functools.cache
@@ -466,21 +448,19 @@ def class_folders(root: str, min_classes: int = 2) -> tuple[Path, dict[str, list
             f"data.root={root} has no class folders in {', '.join(empty_folders)}: give one "
             "folder per class, or train/, val/ or test/ with them."
         )
-    train_classes = [*dict.fromkeys(strip_blanks(path.name) for path in classes["train"])]
+    train_classes = list(dict.fromkeys(path.name.strip() for path in classes["train"]))
     if len(train_classes) < min_classes:
         raise ValueError(
             f"data.root={root} has one class only, {train_classes[0]}: add the others, "
             "or give the folder that holds one folder per class."
         )
     for split, paths in classes.items():
-        split_classes = {strip_blanks(path.name) for path in paths}
-        unknown_classes = sorted(split_classes.difference(train_classes))
+        split_classes = {path.name.strip() for path in paths}
+        unknown_classes = ", ".join(sorted(split_classes.difference(train_classes)))
         if unknown_classes:
-            missing_classes = [name for name in train_classes if name not in split_classes]
-            alike = similar_names(unknown_classes + missing_classes)
-            hint = f"Rename {alike} if they are one class." if alike else ADD_CLASSES
             raise ValueError(
                 f"data.root={root} has classes in {split_folders[split].name}/ that "
-                f"{split_folders['train'].name}/ lacks: {', '.join(unknown_classes)}. {hint}"
+                f"{split_folders['train'].name}/ lacks: {unknown_classes}. Add training images of "
+                "them, or rename or delete their folders."
             )
     return folder, classes

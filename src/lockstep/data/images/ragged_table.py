@@ -4,12 +4,10 @@ The file can be an unnamed file in memory. It has the sizes, int32 (N, 2) in Num
 then the bytes of every image, (h, w, C).
 """
 
-import contextlib
 import mmap
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.reduction import DupFd
 from typing import Any, BinaryIO
@@ -89,32 +87,28 @@ def memory_file() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-@contextlib.contextmanager
-def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Iterator[Store]:
-    """Yield the function that stores scaled `files` in `file`.
+def store_in(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Store:
+    """Write `sizes` (N, 2) to `file`, and return the function that stores scaled `files` in it.
 
-    `sizes` (N, 2) are those in the headers, perhaps before the EXIF orientation is applied. The
-    file is complete when the block ends.
+    The sizes are those in the headers.
     """
     np.save(file, sizes)
     file.flush()
     descriptor, starts = file.fileno(), starts_of(sizes, files.channels) + file.tell()
 
     def store(position: int, scaled: Tensor) -> None:
-        if scaled.numel() != starts[position + 1] - starts[position]:
+        if size_of(scaled) != tuple(sizes[position]):
             path = os.fsdecode(files.files[position])
             raise ImageError(
                 [f"image {path} has another size than its header: replace or delete it."]
             )
-        sizes[position], offset = size_of(scaled), int(starts[position])
+        offset = int(starts[position])
         pixels = memoryview(scaled.permute(1, 2, 0).numpy().tobytes())
         while pixels:
             num_written = os.pwrite(descriptor, pixels, offset)
             pixels, offset = pixels[num_written:], offset + num_written
 
-    yield store
-    file.seek(0)
-    np.save(file, sizes)
+    return store
 
 
 @dataclass(frozen=True, eq=False)

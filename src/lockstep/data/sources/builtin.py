@@ -16,10 +16,12 @@ from lockstep.data.splits import Fold, Images, Splits, rounded_sizes
 from lockstep.distributed.rng import generator
 from lockstep.system.types import (
     Channels,
+    Download,
     FilesRoot,
     ImageSize,
     Positive,
     PositiveFraction,
+    PositiveValFraction,
     Seed,
     SplitSeed,
 )
@@ -27,9 +29,7 @@ from lockstep.system.types import (
 
 def digits(
     *,
-    val_fraction: Annotated[
-        PositiveFraction, Doc("fraction of the training images to use for validation")
-    ],
+    val_fraction: PositiveValFraction,
     test_fraction: Annotated[PositiveFraction, Doc("fraction of all images to use for the test")],
     split_seed: SplitSeed,
     fold: Fold | None = None,
@@ -92,10 +92,8 @@ def synthetic(
 def fashion_mnist(
     *,
     root: FilesRoot,
-    download: Annotated[bool, Doc("download missing files")],
-    val_fraction: Annotated[
-        PositiveFraction, Doc("fraction of the training images to use for validation")
-    ],
+    download: Download,
+    val_fraction: PositiveValFraction,
     split_seed: SplitSeed,
     image_size: ImageSize = None,
     fold: Fold | None = None,
@@ -123,10 +121,8 @@ def fashion_mnist(
 def cifar10(
     *,
     root: FilesRoot,
-    download: Annotated[bool, Doc("download missing files")],
-    val_fraction: Annotated[
-        PositiveFraction, Doc("fraction of the training images to use for validation")
-    ],
+    download: Download,
+    val_fraction: PositiveValFraction,
     split_seed: SplitSeed,
     image_size: ImageSize = None,
     fold: Fold | None = None,

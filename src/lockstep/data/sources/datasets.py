@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.dataset_samples import Samples, pair, shape_text
+from lockstep.data.images.dataset_samples import Samples, pair, refuse_unpicklable, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.sources.builtin import split_at_random
 from lockstep.data.splits import (
@@ -28,8 +27,6 @@ from lockstep.data.splitting import Unsplit, split_images
 from lockstep.data.transfer.file_lock import Progress
 from lockstep.system.text import plural
 from lockstep.system.types import PositiveFloat, PositiveFraction, Seed
-
-ROLES = ("inputs", "targets")
 
 
 def dataset(
@@ -92,14 +89,13 @@ def dataset(
             first_samples[split] = _first_sample(dataset, f"data.{split}")
             groups[split] = _groups(dataset, f"data.{split}")
             rows[split] = torch.arange(len(dataset))
-    for split, samples in first_samples.items():
-        for role, value, train_value in zip(ROLES, samples, first_samples["train"], strict=True):
-            shape, train_shape = shape_text(value, 1), shape_text(train_value, 1)
-            if shape != train_shape:
-                raise ValueError(
-                    f"data.{split} has {role} of {shape}, data.train of {train_shape}: "
-                    "give both the same."
-                )
+    shapes = {split: _shapes(*samples) for split, samples in first_samples.items()}
+    for split, sample_shapes in shapes.items():
+        if sample_shapes != shapes["train"]:
+            raise ValueError(
+                f"data.{split} has {sample_shapes}, data.train {shapes['train']}: "
+                "give both the same."
+            )
     labels = _labels(train)
     if fold is not None and labels is None:
         raise ValueError(
@@ -152,15 +148,13 @@ def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{setting} ({type_name}) has no samples: correct its paths or its selection."
         )
-    try:
-        ForkingPickler.dumps(dataset)
-    except Exception as error:  # Custom classes can raise any exception.
-        raise ValueError(
-            f"{setting} ({type_name}) cannot be pickled ({' '.join(str(error).split())}): "
-            "replace lambdas by functions of a module, and open files in __getitem__."
-        ) from error
+    refuse_unpicklable(dataset, setting)
     one_input, target = pair(dataset, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
+
+
+def _shapes(inputs: Tensor, targets: Tensor) -> str:
+    return f"inputs of {shape_text(inputs, 1)} and targets of {shape_text(targets, 1)}"
 
 
 def _labels(dataset: Any) -> Tensor | None:
@@ -219,9 +213,7 @@ def _statistics(
         return Statistics(tuple(mean), tuple(std))
     if not is_bytes:
         return identity_statistics(num_channels)
-    progress = Progress(
-        "Measuring mean and std (set data.mean and data.std to skip this)", "samples"
-    )
+    progress = Progress("Measuring mean and std (set data.mean and data.std to skip this)")
     counts = torch.zeros(num_channels, 256, dtype=torch.int64)
     positions = sampled_positions(len(samples))
     for number, run in enumerate(positions.split(NUM_PER_RUN)):

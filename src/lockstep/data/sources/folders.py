@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -36,14 +36,16 @@ from lockstep.system.types import (
     Channels,
     CropPercent,
     Fit,
-    Fraction,
     Group,
     ImageSize,
     Interpolation,
+    Memory,
     PathText,
     Positive,
     SplitSeed,
     TestAfter,
+    TestFraction,
+    ValFraction,
 )
 
 TAKEN = (ExifTags.IFD.Exif, ExifTags.Base.DateTimeOriginal)
@@ -68,12 +70,12 @@ def image_folder(
     fit: Fit,
     interpolation: Interpolation,
     background: Background,
-    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
-    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
+    val_fraction: ValFraction,
+    test_fraction: TestFraction,
     split_seed: SplitSeed,
     test_after: TestAfter,
     cache: Cache,
-    memory: Literal["auto", "device", "host", "stream", "once"],
+    memory: Memory,
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:

@@ -4,7 +4,7 @@ import contextlib
 import csv
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,6 @@ from typing_extensions import Doc
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.images.image_table import (
     COPY_RECORD,
-    IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
     class_order,
@@ -28,7 +27,6 @@ from lockstep.data.images.image_table import (
     require_folder,
     require_path,
     states_of,
-    strip_names,
 )
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import complete_splits
@@ -40,13 +38,15 @@ from lockstep.system.types import (
     Channels,
     CropPercent,
     Fit,
-    Fraction,
     Group,
     ImageSize,
     Interpolation,
+    Memory,
     PathText,
     SplitSeed,
     TestAfter,
+    TestFraction,
+    ValFraction,
 )
 
 Columns = dict[str, list[str]]
@@ -88,12 +88,12 @@ def image_list(
     fit: Fit,
     interpolation: Interpolation,
     background: Background,
-    val_fraction: Annotated[Fraction, Doc("fraction of the training images to use for validation")],
-    test_fraction: Annotated[Fraction, Doc("fraction of the training images to use for the test")],
+    val_fraction: ValFraction,
+    test_fraction: TestFraction,
     split_seed: SplitSeed,
     test_after: TestAfter,
     cache: Cache,
-    memory: Literal["auto", "device", "host", "stream", "once"],
+    memory: Memory,
     fold: Fold | None = None,
     kept: Kept = None,
 ) -> Splits:
@@ -164,11 +164,6 @@ def read_list(
     }
     settings.pop(None, None)
     cells = _read(path, f"data.file={file}", settings)
-    if group in cells.columns:
-        raise ValueError(
-            f"data.group={group} is a regular expression: "
-            f"write data.group_column={group} for the column."
-        )
     splits = _splits(cells, split_column)
     if targets == "classes" and len(target_columns) == 1:
         values, class_names = _classes(cells, target_columns[0], splits["train"])
@@ -189,8 +184,7 @@ def read_list(
     if group_column is None:
         groups = group_names(cells.setting, group, cells.columns[path_column], singles)
     else:
-        setting = f"{cells.setting}, column {group_column}"
-        groups = strip_names(setting, cells.columns[group_column], "groups")
+        groups = list(map(str.strip, cells.columns[group_column]))
     digest = read_record(folder, names, states).get("digest", digest_of(names, states))
     files = cells.setting, folder.resolve(), names, states, digest, str(path.resolve())
     return ImageTable(*files, values, class_names, splits, groups, dates or None)
@@ -229,37 +223,26 @@ def _read(path: Path, setting: str, settings: dict[Any, str]) -> _Cells:
     read, for missing columns and for empty cells.
     """
     header, numbers, columns = _csv(path, setting)
-    if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
-        # The commands predict, labels and lists write this column name.
-        header, columns["path"] = [*header, "path"], columns["file"]
     if len(header) == 1 and ";" in header[0]:
         raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
-    if any(column.lower().endswith(IMAGE_SUFFIXES) for column in header):
-        raise ValueError(
-            f"{setting} has no line of column names: add {','.join(settings)} as the first line."
-        )
     mismatches = [
         f"{key} is {column!r}" for column, key in settings.items() if header.count(column) != 1
     ]
     if mismatches:
         raise ValueError(
             f"{setting} has the columns {', '.join(header)}, but {'; '.join(mismatches)}: "
-            "correct the name, or rename all but one column of this name."
+            "the first line has each of these names once."
         )
     if not numbers:
         raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
-    cells.refuse(_unfit_cells({column: columns[column] for column in settings}))
+    for column in settings:
+        cells.refuse(
+            (row, column, "the cell is empty, fill it in or remove the row")
+            for row, cell in enumerate(columns[column])
+            if not cell.strip()
+        )
     return cells
-
-
-def _unfit_cells(columns: Columns) -> Iterator[tuple[int, str, str]]:
-    for column, cells in columns.items():
-        for row, cell in enumerate(cells):
-            if not cell.strip():
-                yield row, column, "the cell is empty, fill it in or remove the row"
-            elif "\0" in cell:
-                yield row, column, "the cell has a NUL byte, remove it"
 
 
 def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
@@ -307,7 +290,7 @@ def _classes(
     cells: _Cells, column: str, train: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Return class numbers int64 (N,), and the names of the classes in the rows of `train`."""
-    labels = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
+    labels = list(map(str.strip, cells.columns[column]))
     class_names = sorted({labels[row] for row in train}, key=class_order)
     if len(class_names) < 2:
         raise ValueError(

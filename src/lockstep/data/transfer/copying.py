@@ -77,9 +77,8 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
                 raise PermissionError(
                     f"{copy_folder} belongs to another user, use a folder of your own"
                 )
-            record = read_record(
-                copy_folder / name, [*files.paths], states_of(copy_folder / name, [*files.paths])[0]
-            )
+            states, _ = states_of(copy_folder / name, [*files.paths])
+            record = read_record(copy_folder / name, [*files.paths], states)
             # There is no record, it is damaged, or a process was killed while copying.
             if not record:
                 shutil.rmtree(copy_folder, ignore_errors=True)
@@ -174,13 +173,15 @@ def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
         original = originals.setdefault(path, target)
         if original != target:
             target.symlink_to(os.path.relpath(original, target.parent))
-    progress = Progress(f"Copying {name}", "files")
+    progress = Progress(f"Copying files of {name}")
     # Threads cannot share an archive.
     num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS
+
+    def fetch(path: str) -> None:
+        files.system.get_file(path, str(originals[path]))
+
     with ThreadPool(num_threads) as pool:
-        for count, _ in enumerate(
-            pool.imap(lambda path: files.system.get_file(path, str(originals[path])), originals)
-        ):
+        for count, _ in enumerate(pool.imap(fetch, originals)):
             progress.show(count, len(originals))
     print(f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
     states, _ = states_of(copy_folder / name, [*files.paths])

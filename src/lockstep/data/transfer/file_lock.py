@@ -28,9 +28,8 @@ def wait_for_lock(path: Path, activity: str) -> AbstractContextManager[object]:
 class Progress:
     """Prints a line of progress every ten seconds."""
 
-    def __init__(self, activity: str, unit: str) -> None:
+    def __init__(self, activity: str) -> None:
         self._activity = activity
-        self._unit = unit
         self._started = self._last = time.monotonic()
 
     @property
@@ -41,8 +40,4 @@ class Progress:
         time_s = time.monotonic()
         if time_s - self._last >= LINE_S:
             self._last = time_s
-            rate = num_done / self.elapsed_s
-            print(
-                f"{self._activity}: {num_done:,} of {total:,}, {rate:,.0f} {self._unit}/s",
-                flush=True,
-            )
+            print(f"{self._activity}: {num_done:,} of {total:,}", flush=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -57,19 +56,6 @@ class CustomTransforms:
                 changed[i] = image
         return changed
 
-    def refuse_unpicklable(self) -> None:
-        """Raise ImageError for a transform that cannot be sent to worker processes."""
-        for key, transform in self.transforms.items():
-            try:
-                ForkingPickler.dumps(transform)
-            except Exception as error:  # Custom classes can raise any exception.
-                raise ImageError(
-                    [
-                        f"{key} cannot be pickled ({reason_of(error)}): replace lambdas by "
-                        "functions of a module."
-                    ]
-                ) from error
-
     def refuse_unrepeatable(self, make_images: Callable[[], Tensor]) -> None:
         """Raise ImageError if two calls of `make_images`, which uses the transforms, differ."""
         if not torch.equal(make_images(), make_images()):
@@ -95,15 +81,10 @@ def _call(transform: Any, image: Tensor, seed: int) -> Any:
 
 def _checked(result: Any, image: Tensor, key: str) -> Tensor:
     """Return the result of the transform at `key`. Raises ImageError if it is not like `image`."""
-    if result is None:
-        problem = "nothing: return the changed image"
-    elif not isinstance(result, Tensor):
-        problem = f"a {type(result).__name__}: return a tensor, e.g. by transforms.v2.ToImage()"
-    elif (result.shape, result.dtype) == (image.shape, image.dtype):
-        return result.as_subclass(Tensor)
-    elif result.is_floating_point() and not image.is_floating_point():
-        problem = f"{shape_text(result)}: return uint8, since Lockstep normalizes later"
-    else:
-        problem = f"{shape_text(result)} for an image {shape_text(image)}"
-        problem += ": return the same shape and dtype"
+    description = f"a {type(result).__name__}"
+    if isinstance(result, Tensor):
+        if (result.shape, result.dtype) == (image.shape, image.dtype):
+            return result.as_subclass(Tensor)
+        description = shape_text(result)
+    problem = f"{description}: return a tensor like the image, {shape_text(image)}"
     raise ImageError([f"{key} returns {problem}."])
