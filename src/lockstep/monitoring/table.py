@@ -62,15 +62,12 @@ def sort_runs(runs: Sequence[Listed], sort: str) -> list[Listed]:
     Runs without a value come last.
     """
     column = sort.removeprefix("-")
-    overrides = differing_overrides([run.facts for run in runs])
-    is_text = column == "settings"
-    run_values = [
-        (overrides[run.discovered.id] or None if is_text else run.value(column), run)
-        for run in runs
-    ]
-    run_values.sort(key=lambda pair: _order(pair[0]), reverse=column != sort)
-    run_values.sort(key=lambda pair: pair[0] is None)
-    return [run for _, run in run_values]
+    values: dict[str, Any] = {run.discovered.id: run.value(column) for run in runs}
+    if column == "settings":
+        values = differing_overrides([run.facts for run in runs])
+    known_runs = [run for run in runs if values[run.discovered.id] not in (None, "")]
+    known_runs.sort(key=lambda run: _order(values[run.discovered.id]), reverse=column != sort)
+    return known_runs + [run for run in runs if run not in known_runs]
 
 
 def _order(value: Any) -> tuple[bool, float, str]:
@@ -83,20 +80,24 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 def table(runs: Sequence[Listed], out: Console) -> Table:
     overrides = differing_overrides([run.facts for run in runs])
-    rows = [
-        (
-            formatting.state(run.facts["state"]),
-            run.discovered.name
-            if run.discovered.name != "."
-            else run.discovered.folder.path.resolve().name,
-            formatting.best(run.facts),
-            overrides[run.discovered.id] or formatting.NONE,
-            formatting.epochs(run.facts),
-            formatting.time(run.facts.get("epoch_s")),
-            formatting.moment(run.since),
+    rows = []
+    for run in runs:
+        facts, name = run.facts, run.discovered.name
+        if name == ".":
+            name = run.discovered.folder.path.resolve().name
+        settings = overrides[run.discovered.id] or formatting.NONE
+        epoch_time = formatting.time(facts.get("epoch_s"))
+        rows.append(
+            (
+                formatting.state(facts["state"]),
+                name,
+                formatting.best(facts),
+                settings,
+                formatting.epochs(facts),
+                epoch_time,
+                formatting.moment(run.since),
+            )
         )
-        for run in runs
-    ]
     return new_table(COLUMNS, rows, out, right=("best", "epoch", "s/epoch"), wraps=("settings",))
 
 

@@ -133,23 +133,21 @@ def describe_difference(
 
     `is_max` is None if neither direction is better.
     """
-    sign = 1 if difference.value >= 0 else -1
-    kind = (("higher", "lower") if is_max is None else ("better", "worse"))[
-        (sign == 1) == (is_max is False)
-    ]
-    # The ends have as many digits as the value.
-    form = measure if abs(difference.value) < 0.001 else "{:.4f}".format
-    ends = [form(sign * end) for end in (difference.low, difference.high) if end is not None][
-        ::sign
-    ]
-    count = f"{' and '.join(f'{count:,}' for count in difference.counts)} {over}"
+    is_higher = difference.value >= 0
+    if is_max is None:
+        kind = "higher" if is_higher else "lower"
+    else:
+        kind = "better" if is_higher == is_max else "worse"
+    amount = f"{measure(abs(difference.value))} {kind} than"
+    if abs(difference.value) <= 1e-12:  # Smaller differences are rounding errors.
+        amount = "equal to"
+    facts = list[str]()
+    if difference.low is not None and difference.high is not None:
+        low, high = difference.low, difference.high
+        if not is_higher:
+            low, high = -high, -low
+        facts.append(f"{measure(low)} to {measure(high)}")
+    facts.append(f"{' and '.join(map(str, difference.counts))} {over}")
     p = f"p = {difference.p:.2g}" if difference.p >= 1e-4 else "p < 0.0001"
-    facts = ", ".join(filter(None, (" to ".join(ends), count, difference.test, p)))
-    # Smaller differences are rounding errors.
-    amount = (
-        f"{measure(abs(difference.value))} {kind} than"
-        if abs(difference.value) > 1e-12
-        else "equal to"
-    )
     verdict = "unlikely to be chance" if difference.p < UNLIKELY else "may be chance"
-    return f"{second} is {amount} A ({facts}): {verdict}."
+    return f"{second} is {amount} A ({', '.join([*facts, difference.test, p])}): {verdict}."

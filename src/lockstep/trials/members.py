@@ -5,6 +5,7 @@ from pathlib import Path
 from lockstep.monitoring.comparison import differences
 from lockstep.runs import naming
 from lockstep.runs.folder import SWEEP, RunFolder
+from lockstep.system.text import plural
 from lockstep.trials.ledger import Ledger
 from lockstep.trials.table import FOLD, present_table, text
 
@@ -42,13 +43,10 @@ def members(name: str, *, is_flipped: bool) -> tuple[list[RunFolder], str]:
                 f"{name} cannot be averaged, because {key} was changed between its trials: "
                 "give one of its runs."
             )
-    details = [
-        f"trial{'s' if len(folders) > 1 else ''} {', '.join(map(str, folders))} "
-        f"of {naming.display_path(sweep)}",
-        *(f"{key}={text(value)}" for key, value in settings.items()),
-        *(f"without {other}" for other in others),
-    ]
-    mirrored = ", and of each image's mirror image" if is_flipped else ""
-    networks = f"Average of {len(folders)} networks" if len(folders) > 1 else "The best network"
-    average = f"{networks}{mirrored}: {', '.join(details)}"
-    return [*folders.values()], average
+    average = f"Average of {plural(len(folders), 'network')}"
+    if is_flipped:
+        average += ", and of each image's mirror image"
+    average += f": trials {', '.join(map(str, folders))} of {naming.display_path(sweep)}"
+    details = [f"{key}={text(value)}" for key, value in settings.items()]
+    details += [f"without {other}" for other in others]
+    return [*folders.values()], ", ".join([average, *details])
