@@ -1,8 +1,9 @@
 """Inspect every image of a data source for errors, sizes and near-duplicates."""
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -47,13 +48,8 @@ class Inspection:
     @property
     def broken(self) -> list[str]:
         """Return the errors of the images that cannot be used, one line per file."""
-        lines = [
-            error
-            for results in self.images.values()
-            for result in results
-            for error in result.errors
-        ]
-        return list(dict.fromkeys(lines))
+        results = itertools.chain.from_iterable(self.images.values())
+        return list(dict.fromkeys(error for result in results for error in result.errors))
 
 
 def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
@@ -80,19 +76,14 @@ def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) 
 
 
 def _inspect_images(images: Images, is_near: bool) -> Iterator[InspectedImage]:
-    files, positions = images.pixels, torch.arange(len(images)).split(1)
     if not len(images):
         return  # An empty tensor splits into one part.
+    files, positions = images.pixels, torch.arange(len(images)).split(1)
     if not isinstance(files, ImageFiles):
         yield from map(partial(_inspect, images, is_near), positions)
         return
-    try:
-        _ = files.shape
-    # The first file, whose size all others must have, is broken. Any size is accepted then.
-    except ImageError:
-        files = replace(files, preprocessing=replace(files.preprocessing, size=(1, 1)))
     with files.threads(num_cores()) as threads:
-        yield from threads.map(partial(_inspect, replace(images, pixels=files), is_near), positions)
+        yield from threads.map(partial(_inspect, images, is_near), positions)
 
 
 def _inspect(images: Images, is_near: bool, position: Tensor) -> InspectedImage:

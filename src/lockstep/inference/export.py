@@ -136,9 +136,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
     """
     config, run, checkpoint = trained.config, trained.folder, trained.checkpoint
     predict.refuse_custom_module(config, "lockstep export")
-    threshold, message = selective.threshold_of(
-        checkpoint, config, max_error, average=trained.average
-    )
+    threshold, message = selective.threshold_of(trained, max_error)
     with (
         open_session(run, config, None) as session,
         warnings.catch_warnings(),

@@ -40,14 +40,12 @@ def judge(
         def write() -> None:
             facts, rows = _judge(paths, images, is_run=not options.predictions)
             pictures = options.output.with_suffix(".png")
-            summaries = [RunFolder(path.parent).read_summary() for path in options.predictions]
             facts |= {
                 "run": str(trained.folder.path),
                 "predictions": list(map(str, options.predictions)),
                 "output": str(options.output),
                 "pictures": str(pictures),
                 "root": trained.config.data.arguments().get("root"),
-                "weights": [summary.get(predict.FOLD_WEIGHTS) for summary in summaries],
             }
             pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(options.output) as file:  # The list appears only after the figure.

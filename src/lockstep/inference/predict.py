@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from lockstep.assembly import data_record, networks, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
-from lockstep.callbacks.custom_module import hash_of
 from lockstep.config.errors import ConfigError, Error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
@@ -37,9 +37,6 @@ from lockstep.system.launcher import World
 from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
 
-# This key of summary.json has the hash of the network of fold_predictions.csv.
-FOLD_WEIGHTS = "fold_weights_sha256"
-
 
 def predict(
     folder: RunFolder, world: World | None, trained: TrainedRun, options: PredictOptions
@@ -52,11 +49,7 @@ def predict(
     config, output = trained.config, options.output
     refuse_custom_module(config, "lockstep predict")
     with open_session(folder, config, world) as session:
-        threshold, text = together(
-            lambda: selective.threshold_of(
-                trained.checkpoint, config, options.max_error, average=trained.average
-            )
-        )
+        threshold, text = together(lambda: selective.threshold_of(trained, options.max_error))
         print(text if session.rank == 0 else "", end="", flush=True)
         module = load_network(session, trained)
         images = images_of(session, trained, options.source, module.image_format)
@@ -97,12 +90,10 @@ def report(
         write_json(session.folder.scores, {"output": output and str(output), **result})
     if not errors:
         return 0
-    count = (
-        f"{len(errors)} of {plural(num_rows + len(errors), 'image')} cannot be read and are left "
-        "out"
-    )
+    count = f"{len(errors)} of {plural(num_rows + len(errors), 'image')}"
+    result_line = f"{count} cannot be read and are left out; --strict writes nothing then\n"
     # The command prints a recorded failure.
-    session.folder.record_failure("\n".join([*errors, f"{count}; --strict writes nothing then\n"]))
+    session.folder.record_failure("\n".join([*errors, result_line]))
     return EXIT_FAILED
 
 
@@ -207,9 +198,8 @@ def images_of(
         return splits.test if session.config.data.validate_on_test else splits.by_name[source]
     preprocessing = preprocessing_of(session.config, image_format)
     channels = image_format.image_shape[0]
-    with (
-        contextlib.nullcontext() if session.rank == 0 else contextlib.redirect_stdout(io.StringIO())
-    ):
+    output = sys.stdout if session.rank == 0 else io.StringIO()
+    with contextlib.redirect_stdout(output):
         images, digest = together(
             lambda: unlabeled_folder(source, preprocessing=preprocessing, channels=channels)
         )
@@ -242,24 +232,18 @@ def refuse_other_splits(trained: TrainedRun) -> None:
         )
 
 
-def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> None:
     """Write the predictions of a tested module for its fold into the run folder.
 
-    Every rank must call it. Runs of other tasks than classification write none. Returns the SHA-256
-    of the weights for the summary.
+    Every rank must call it. Runs of other tasks than classification write none.
     """
     images, fold = data.splits.test, str(session.config.data.fold)
-    if (
-        isinstance(module, Classifier)
-        and isinstance(module.task, Classification)
-        and images.classes is not None
-    ):
+    if not isinstance(module, Classifier) or images.classes is None:
+        return
+    if isinstance(module.task, Classification):
+        module.to(session.device).eval()
         with module.eager_mode():  # `load_network` does not compile either.
-            write_probabilities(
-                session, module.to(session.device).eval(), images, session.folder.fold_rows, fold
-            )
-        return {FOLD_WEIGHTS: hash_of(module)}
-    return {}
+            write_probabilities(session, module, images, session.folder.fold_rows, fold)
 
 
 def write_probabilities(
@@ -277,21 +261,10 @@ def write_probabilities(
         rows: list[list[str]] = []
         for position, values in zip(positions.tolist(), probabilities, strict=True):
             labels = [class_names[classes[position]], class_names[int(values.argmax())]]
-            rows.append(
-                [
-                    str(images.names[position]),
-                    *labels,
-                    *(f"{value:.6f}" for value in values.tolist()),
-                    fold,
-                ]
-            )
+            cells = [f"{value:.6f}" for value in values.tolist()]
+            rows.append([str(images.names[position]), *labels, *cells, fold])
         return rows
 
     head = ["file", "truth", "prediction", *class_names, "fold"]
-    write_rows(
-        session,
-        module.image_format,
-        images,
-        rows_of,
-        RowFile(output, partial(write_table, output, head)),
-    )
+    file = RowFile(output, partial(write_table, output, head))
+    write_rows(session, module.image_format, images, rows_of, file)

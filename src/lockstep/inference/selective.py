@@ -4,7 +4,6 @@ A threshold on the probability of the predicted class selects the answers.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.config.errors import ConfigError, Error
-from lockstep.config.schema.configuration import Config
 from lockstep.inference import tables
-from lockstep.runs.folder import RunFolder
+from lockstep.inference.options import TrainedRun
 from lockstep.runs.naming import display_path
 
 UNKNOWN = "unknown"  # the class of an image without an answer
@@ -68,28 +66,24 @@ def choose(
 
 
 def threshold_of(
-    checkpoint: Path,
-    config: Config,
-    max_error: float | None,
-    option: str = "--max-error ",
-    *,
-    average: str = "",
+    trained: TrainedRun, max_error: float | None, option: str = "--max-error "
 ) -> tuple[float | None, str]:
     """Return the threshold of the checkpoint of a run, and lines to print about the predictions.
 
     The threshold is None without `max_error`. It is chosen on the validation images, or on those of
     all folds of its setting. Raises ConfigError, which names the `option`, if there is no
-    threshold. Also raises it for images in groups, which are not independent, and for an `average`,
+    threshold. Also raises it for images in groups, which are not independent, and for an average,
     whose probabilities are not those of the checkpoint.
     """
+    config, checkpoint = trained.config, trained.checkpoint
     if max_error is None:
-        return None, average and f"{average}\n"
+        return None, trained.average and f"{trained.average}\n"
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
         raise ConfigError(
             Error("value", option, "is not between 0 and 1", "use an error rate such as 0.05")
         )
-    if average:
+    if trained.average:
         raise ConfigError(
             Error(
                 "conflict",
@@ -133,7 +127,8 @@ def threshold_of(
     if "test" in entry:
         samples.append(_sample("test images", entry["test"]))
     # The images of all folds include the test images.
-    if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
+    path = tables.of_folds(trained.folder)
+    if path is not None:
         rows, _, _, probabilities = tables.read([path])
         is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
         # This puts confidences that are the same in six digits on the same side of the threshold.

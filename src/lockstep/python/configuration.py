@@ -55,12 +55,9 @@ def check_request(
         typed_overrides, compose.source_of(project.current()), is_trusted=is_trusted
     )
     if training_request.is_submitted != is_submitted:
-        hint = "add cluster=slurm or cluster=local" if is_submitted else "use lockstep.submit"
-        problem = (
-            "is not for lockstep.submit"
-            if is_submitted
-            else "is not for lockstep.train, which trains here"
-        )
+        problem, hint = "is not for lockstep.train, which trains here", "use lockstep.submit"
+        if is_submitted:
+            problem, hint = "is not for lockstep.submit", "add cluster=slurm or cluster=local"
         raise ConfigError(
             Error("conflict", f"cluster={training_request.config.cluster.name}", problem, hint)
         )
@@ -84,12 +81,7 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
                 "write ['optimizer.lr=0.1']",
             )
         )
-    multirun = ("-m", "--multirun")
-    errors = [
-        Error("conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep")
-        for argument in typed_overrides
-        if argument in multirun
-    ]
+    errors: list[Error] = []
     for argument in typed_overrides:
         try:
             override = compose.parse_override(argument)
@@ -141,17 +133,9 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     errors = []
     for key, target in named_callables(config_file.to_tree(config)):
         package = target.partition(".")[0]
-        specs = (
-            importlib.machinery.PathFinder.find_spec(package),
-            getattr(sys.modules.get(package), "__spec__", None),
-        )
-        origins = [
-            os.path.realpath(spec.origin)
-            for spec in specs
-            if spec is not None and spec.origin is not None
-        ]
-        if len(set(origins)) > 1:
-            run_origin, process_origin = origins
+        run_origin = _origin(importlib.machinery.PathFinder.find_spec(package))
+        process_origin = _origin(getattr(sys.modules.get(package), "__spec__", None))
+        if run_origin and process_origin and run_origin != process_origin:
             errors.append(
                 Error(
                     "changed",
@@ -164,3 +148,8 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     if errors:
         raise ConfigError(*errors)
     return config
+
+
+def _origin(spec: importlib.machinery.ModuleSpec | None) -> str:
+    """Return the path of the file of a package, or "" if it has none."""
+    return os.path.realpath(spec.origin) if spec is not None and spec.origin is not None else ""

@@ -88,9 +88,7 @@ def load(
         )
         with open_session(RunFolder(Path(scratch)), config, None) as session:
             trained = TrainedRun(folders[0], path, config, tuple(folders[1:]), flip, average)
-            threshold, _ = selective.threshold_of(
-                path, config, max_error, "max_error=", average=trained.average
-            )
+            threshold, _ = selective.threshold_of(trained, max_error, "max_error=")
             return Predictor(session, predict.load_network(session, trained), trained, threshold)
 
 
@@ -126,8 +124,7 @@ def _trainer_settings(device: str | torch.device | None) -> tuple[int | list[int
     number, num_gpus = torch_device.index or 0, hardware.num_visible_gpus()
     if torch_device.type != "cuda" or number >= num_gpus:
         raise ValueError(
-            f'device="{torch_device}" does not exist: '
-            f"this machine has {plural(num_gpus, 'GPU')}; "
+            f'device="{torch_device}" does not exist: this machine has {plural(num_gpus, "GPU")}; '
             'device="cpu" uses none.'
         )
     return [number], "auto"
@@ -221,16 +218,13 @@ class Predictor:
         compute: Callable[[Classifier, Tensor], Tensor],
     ) -> tuple[Tensor, list[Inputs]]:
         """Return the values (n, ...) of all images, in host memory, and the inputs of `compute`."""
-        image_list = (
-            images if isinstance(images, Sequence) and not isinstance(images, str) else [images]
-        )
-        all_inputs = [
-            inputs_of(image, self._module.image_format, self._preprocessing) for image in image_list
-        ]
-        values: list[Tensor] = []
-        tensors = [inputs.images for inputs in all_inputs] or [
-            torch.empty(0, *self.image_shape, dtype=torch.uint8)
-        ]
+        if isinstance(images, str) or not isinstance(images, Sequence):
+            images = [images]
+        form, values = self._module.image_format, list[Tensor]()
+        all_inputs = [inputs_of(image, form, self._preprocessing) for image in images]
+        tensors = [inputs.images for inputs in all_inputs]
+        if not tensors:
+            tensors = [torch.empty(0, *self.image_shape, dtype=torch.uint8)]
         with keep_float32():
             set_tf32(self.precision == "tf32")
             for _, group in itertools.groupby(tensors, lambda images: images.dtype):
@@ -238,11 +232,9 @@ class Predictor:
                     # A GPU may reuse the memory for the next batch.
                     values.append(compute(self._module, batch).cpu())
         all_values = torch.cat(values)
-        is_broken = torch.tensor(
-            [file in inputs.errors for inputs in all_inputs for file in inputs.files],
-            dtype=torch.bool,
-        )
-        all_values[is_broken] = torch.nan if all_values.is_floating_point() else 0
+        is_broken = [file in inputs.errors for inputs in all_inputs for file in inputs.files]
+        missing_value = torch.nan if all_values.is_floating_point() else 0
+        all_values[torch.tensor(is_broken, dtype=torch.bool)] = missing_value
         return all_values, all_inputs
 
     @override

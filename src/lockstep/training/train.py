@@ -161,7 +161,7 @@ def run_test(
     if session.config.data.folds is not None:
         from lockstep.inference.predict import write_fold
 
-        results |= write_fold(session, data, module)
+        write_fold(session, data, module)
     return results
 
 

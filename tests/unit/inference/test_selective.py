@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
 from lockstep.config.errors import ConfigError
+from lockstep.config.schema.configuration import Config
 from lockstep.inference import selective
+from lockstep.inference.options import TrainedRun
 from lockstep.runs.folder import RunFolder
 from tests.support.composed import config_of
 
@@ -171,13 +173,18 @@ def write(folder: Path, names: tuple[str, ...] = ("a", "b"), **parts: Any) -> Pa
     return path
 
 
+def threshold_of(path: Path, config: Config, rate: float | None) -> tuple[float | None, str]:
+    run = RunFolder(path.parent.parent)
+    return selective.threshold_of(TrainedRun(run, path, config), rate)
+
+
 def test_threshold_from_validation_images(
     tmp_path: Path,
 ) -> None:
     """The validation images select the threshold, and the test images check it."""
     path = write(tmp_path / "run", val=rows(200, 20), test=rows(100, 30))
-    assert selective.threshold_of(path, config_of(), None) == (None, "")
-    threshold, text = selective.threshold_of(path, config_of(), 0.05)
+    assert threshold_of(path, config_of(), None) == (None, "")
+    threshold, text = threshold_of(path, config_of(), 0.05)
     val = rows(200, 20)
     assert threshold == selective.choose(val["confidences"].numpy(), val["is_right"].numpy(), 0.05)
     rule, val_text, _, test_text = text.splitlines()
@@ -202,13 +209,13 @@ def test_threshold_from_folds(tmp_path: Path) -> None:
     write_folds(RunFolder(tmp_path / "0").fold_rows, range(3, 4))
     head = write_folds(tmp_path / "out_of_fold_2.csv", range(5))
     (tmp_path / "out_of_fold_0.csv").write_text(head)  # of another setting
-    threshold, text = selective.threshold_of(path, config_of(), 0.05)
+    threshold, text = threshold_of(path, config_of(), 0.05)
     # 0.8220004 is 0.822000 in the file, as the first image that was not answered there
     assert threshold == pytest.approx(0.8220005, abs=1e-9)
     assert text.splitlines()[1].endswith("out_of_fold_2.csv are answered, 6 of 356 wrong")
     assert "test images" not in text
     (tmp_path / "out_of_fold_2.csv").unlink()
-    assert "of 200 validation images" in selective.threshold_of(path, config_of(), 0.05)[1]
+    assert "of 200 validation images" in threshold_of(path, config_of(), 0.05)[1]
 
 
 @pytest.mark.parametrize(
@@ -244,4 +251,4 @@ def test_rule_refused(
 ) -> None:
     path = write(tmp_path / "run", names, **parts)
     with pytest.raises(ConfigError, match=rf"^--max-error {rate:g} .*{re.escape(error)}"):
-        selective.threshold_of(path, config_of(*settings), rate)
+        threshold_of(path, config_of(*settings), rate)
