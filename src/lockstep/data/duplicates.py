@@ -53,7 +53,9 @@ class Duplicates(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return " and ".join(self.kinds) or ("near-duplicate" if self.distance else "duplicate")
+        if self.kinds:
+            return " and ".join(self.kinds)
+        return "near-duplicate" if self.distance else "duplicate"
 
     @property
     def is_equal(self) -> bool:
@@ -68,9 +70,8 @@ class Duplicates(NamedTuple):
     def text(self) -> str:
         """Return the first images with their splits, and with their targets if these differ."""
         template = "{0.split}: {0.name} ({0.target})" if self.has_targets else "{0.split}: {0.name}"
-        first, second, *others = map(template.format, self.images)
-        pair = f"{first} {'~' if self.distance else '='} {second}"
-        line = join_names([pair, *others], MAX_IMAGES_NAMED - 1, " = " if self.is_equal else " ~ ")
+        images = [template.format(image) for image in self.images]
+        line = join_names(images, MAX_IMAGES_NAMED, " = " if self.is_equal else " ~ ")
         if self.distance:
             line += f", distance {self.distance:.4f}"
         return f"{line} ({self.fold})" if self.fold else line
@@ -107,13 +108,11 @@ def find_duplicates(
             pairs.append(Pair(max(distance, MIN_DISTANCE), first, second))
     fold_splits: dict[str, dict[str, str]] = {}
     for number, fold in enumerate(folds):
-        fold_splits[f"data.fold={number}"] = {
-            str(name): split for split in fold.by_name for name in fold.by_name[split].names
-        }
-    duplicates = [
-        _duplicates(chain, images, fold_splits, is_class=is_class)
-        for chain in _chains(pairs, len(images))
-    ]
+        splits = fold_splits[f"data.fold={number}"] = {}
+        for split, fold_images in fold.by_name.items():
+            splits |= dict.fromkeys(map(str, fold_images.names), split)
+    chains = _chains(pairs, len(images))
+    duplicates = [_duplicates(chain, images, fold_splits, is_class=is_class) for chain in chains]
     return sorted(duplicates, key=lambda cluster: (not cluster.kinds, cluster.distance))
 
 
@@ -126,8 +125,9 @@ def _readable(inspection: Inspection, *, is_class: bool) -> Iterator[Duplicate]:
             target: Any = result.target[0].tolist()
             if is_class and 0 <= target < len(class_names):
                 target = class_names[target]
-            name, target = str(images.names[position]), str(target)
-            burst = None if images.groups is None else (str(images.groups[position]), split, target)
+            name, target, burst = str(images.names[position]), str(target), None
+            if images.groups is not None:
+                burst = str(images.groups[position]), split, target
             yield Duplicate(split, name, target, (split, position), result, burst)
 
 
@@ -155,17 +155,15 @@ def _duplicates(
         members_by_fold[fold] = {
             number: image._replace(split=splits[image.name]) for number, image in members.items()
         }
-    contradictions = [
-        ("", pair) for pair in pairs if images[pair.first].target != images[pair.second].target
-    ]
-    leaks = [
-        (fold, pair)
-        for fold, fold_members in members_by_fold.items()
-        for pair in pairs
-        if fold_members[pair.first].split != fold_members[pair.second].split
-    ]
-    kinds = {"leak": leaks, "contradiction": contradictions if is_class else []}
-    fold, worst = [*leaks, *kinds["contradiction"], ("", pairs[0])][0]
+    kinds: dict[str, list[tuple[str, Pair]]] = {"leak": [], "contradiction": []}
+    for fold, fold_members in members_by_fold.items():
+        for pair in pairs:
+            if fold_members[pair.first].split != fold_members[pair.second].split:
+                kinds["leak"].append((fold, pair))
+    for pair in pairs if is_class else ():
+        if images[pair.first].target != images[pair.second].target:
+            kinds["contradiction"].append(("", pair))
+    fold, worst = [*kinds["leak"], *kinds["contradiction"], ("", pairs[0])][0]
     numbers = dict.fromkeys([*worst[1:], *sorted(members)])
     duplicates = [members_by_fold[fold][number] for number in numbers]
     return Duplicates(duplicates, worst.distance, fold, [kind for kind in kinds if kinds[kind]])

@@ -83,20 +83,24 @@ def _order(value: Any) -> tuple[bool, float, str]:
 
 def table(runs: Sequence[Listed], out: Console) -> Table:
     overrides = differing_overrides([run.facts for run in runs])
-    rows = [
-        (
-            formatting.state(run.facts["state"]),
-            run.discovered.name
-            if run.discovered.name != "."
-            else run.discovered.folder.path.resolve().name,
-            formatting.best(run.facts),
-            overrides[run.discovered.id] or formatting.NONE,
-            formatting.epochs(run.facts),
-            formatting.time(run.facts.get("epoch_s")),
-            formatting.moment(run.since),
+    rows = []
+    for run in runs:
+        facts, name = run.facts, run.discovered.name
+        if name == ".":
+            name = run.discovered.folder.path.resolve().name
+        settings = overrides[run.discovered.id] or formatting.NONE
+        epoch_time = formatting.time(facts.get("epoch_s"))
+        rows.append(
+            (
+                formatting.state(facts["state"]),
+                name,
+                formatting.best(facts),
+                settings,
+                formatting.epochs(facts),
+                epoch_time,
+                formatting.moment(run.since),
+            )
         )
-        for run in runs
-    ]
     return new_table(COLUMNS, rows, out, right=("best", "epoch", "s/epoch"), wraps=("settings",))
 
 

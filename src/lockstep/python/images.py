@@ -1,6 +1,5 @@
 """Converts the inputs of a predictor to the tensors of the same images in training."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,12 +11,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from lockstep.data.images.dataset_samples import shape_text
 from lockstep.data.images.decoded_image import pixels_of
 from lockstep.data.images.decoded_splits import refuse_beyond_memory
 from lockstep.data.images.image_files import ImageFiles, decode_all
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import unlabeled_folder
-from lockstep.data.splits import ImageError
+from lockstep.data.splits import ImageError, num_bytes
 from lockstep.models.classifier import ImageFormat
 
 ImageLike = str | os.PathLike[str] | Image.Image | NDArray[np.uint8] | Tensor
@@ -53,25 +53,22 @@ def inputs_of(source: ImageLike, form: ImageFormat, preprocessing: Preprocessing
         folder_images, _ = unlabeled_folder(
             str(path), preprocessing=preprocessing, channels=channels
         )
-        assert isinstance(folder_images.pixels, ImageFiles)
-        refuse_beyond_memory(str(path), math.prod(folder_images.pixels.shape))
-        images = torch.empty(folder_images.pixels.shape, dtype=torch.uint8)
-        errors: dict[str | None, str] = {}
-        folder = path if path.is_dir() else path.parent
-        files = [str(folder / file_name) for file_name in folder_images.names]
+        pixels = folder_images.pixels
+        assert isinstance(pixels, ImageFiles)
+        refuse_beyond_memory(str(path), num_bytes(pixels))
+        images, errors = torch.empty(pixels.shape, dtype=torch.uint8), dict[str | None, str]()
+        files = [os.fsdecode(file) for file in pixels.files]
+
+        def store(position: int, scaled: Tensor) -> None:
+            images[position] = preprocessing.crop(scaled)
+
         try:
-            decode_all(
-                folder_images.pixels,
-                torch.get_num_threads(),
-                lambda at, scaled: images[at].copy_(preprocessing.crop(scaled)),
-            )
+            decode_all(pixels, torch.get_num_threads(), store)
         except ImageError as error:
             if not path.is_dir():
                 raise
-            errors = {
-                files[at]: message
-                for at, message in zip(error.positions, error.errors, strict=True)
-            }
+            for position, message in zip(error.positions, error.errors, strict=True):
+                errors[files[position]] = message
         return Inputs(images, files, not path.is_dir(), errors)
     if isinstance(source, np.ndarray):
         source = _picture(source)
@@ -104,9 +101,7 @@ def _check_tensor(tensor: Tensor, form: ImageFormat, preprocessing: Preprocessin
 
     They are preprocessed like files, unless the network takes floats.
     """
-    description = (
-        f"A tensor of {str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-    )
+    description = f"A tensor of {shape_text(tensor)}"
     channels, height, width = form.image_shape
     images = tensor.detach().unsqueeze(0) if tensor.dim() == 3 else tensor.detach()
     if images.dim() != 4 or not (images.dtype == torch.uint8 or images.is_floating_point()):

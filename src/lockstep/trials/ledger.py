@@ -49,10 +49,8 @@ class Trial:
 
 
 def _overrides_by_key(overrides: Sequence[str]) -> dict[str, str]:
-    return {
-        key: value
-        for key, _, value in (override.lstrip("+").partition("=") for override in overrides)
-    }
+    keys_and_values = [override.lstrip("+").partition("=") for override in overrides]
+    return {key: value for key, _, value in keys_and_values}
 
 
 @dataclass
@@ -76,14 +74,8 @@ class Ledger:
         try:
             ledger = cls(path, record["name"], tuple(record["command"]))
             for entry in record["trials"]:
-                ledger.trials.append(
-                    Trial(
-                        entry["number"],
-                        tuple(entry["overrides"]),
-                        RunFolder(path / entry["folder"]),
-                        entry["device"],
-                    )
-                )
+                overrides, folder = tuple(entry["overrides"]), RunFolder(path / entry["folder"])
+                ledger.trials.append(Trial(entry["number"], overrides, folder, entry["device"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path / SWEEP} is not a sweep ledger") from error
         for trial in ledger.trials:
@@ -95,9 +87,10 @@ class Ledger:
 
     def find(self, overrides: Sequence[str]) -> Trial | None:
         """Return the trial of these overrides, in any order."""
-        return next(
-            (trial for trial in self.trials if sorted(trial.overrides) == sorted(overrides)), None
-        )
+        for trial in self.trials:
+            if sorted(trial.overrides) == sorted(overrides):
+                return trial
+        return None
 
     @property
     def next_number(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
-from lockstep.monitoring.formatting import epochs, text
+from lockstep.monitoring.formatting import NONE, epochs, text
 from lockstep.runs.files import csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
@@ -172,12 +172,10 @@ class Table:
         def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
             _, rows = item
             results = [row.result for row in rows]
+            is_incomplete = None in results or len(results) < self._min_trials
             loss = self._mean(rows, [row.loss for row in rows])
-            return (
-                None in results or len(results) < self._min_trials,
-                rank(self._mean(rows, results), loss, is_max=self.objective.is_max),
-                min(row.trial.number for row in rows),
-            )
+            position = rank(self._mean(rows, results), loss, is_max=self.objective.is_max)
+            return is_incomplete, position, min(row.trial.number for row in rows)
 
         return sorted(self.group_rows(*REPEATS), key=order)
 
@@ -199,15 +197,13 @@ class Table:
 
         A seed counts once.
         """
-        values_by_seed = {
-            (row.settings.get(FOLD, ""), row.settings.get("seed", "")): value
-            for row, value in zip(rows, values, strict=True)
-            if value is not None
-        }
-        repetitions = defaultdict[str, list[float]](list)
-        for (fold, seed), value in values_by_seed.items():
-            repetitions[fold if FOLD in self.keys else seed].append(value)
-        return {key: statistics.fmean(seed_values) for key, seed_values in repetitions.items()}
+        over = FOLD if FOLD in self.keys else "seed"
+        repetitions = defaultdict[str, dict[str, float]](dict)
+        for row, value in zip(rows, values, strict=True):
+            if value is not None:
+                seed = row.settings.get("seed", "")
+                repetitions[row.settings.get(over, "")][seed] = value
+        return {key: statistics.fmean(means.values()) for key, means in repetitions.items()}
 
     def _mean(self, rows: Sequence[Row], values: Sequence[float | None]) -> float | None:
         repetition_values = [*self.repetitions(rows, values).values()]
@@ -227,15 +223,14 @@ class Table:
     @property
     def notes(self) -> list[str]:
         """The lines below the table: a warning about single trials, and failed trials."""
-        notes = [
-            f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}"
-            for row in self.rows
-            if row.state == "failed"
-        ]
+        notes = list[str]()
         if len(self.groups) > 1 and not self.is_repeated and not self.is_search:
-            notes.insert(
-                0, "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
+            notes.append(
+                "Each setting ran once: a difference may be chance. seed=0,1,2 repeats each."
             )
+        for row in self.rows:
+            if row.state == "failed":
+                notes.append(f"Trial {row.trial.number} failed: {row.facts.get('reason', '')}")
         return notes
 
 
@@ -324,7 +319,7 @@ def description(trial: Trial, trials: Sequence[Trial]) -> str:
 def write(ledger: Ledger, sweep_table: Table) -> None:
     """Write table.csv and table.json into the folder of the sweep."""
     lines = sweep_table.lines
-    rows = [list(line) for line in lines[:1]] + [list(line.values()) for line in lines]
+    rows = [list(lines[0]), *(list(line.values()) for line in lines)] if lines else []
     write_atomically(ledger.path / f"{STEM}.csv", csv_text(rows))
     write_atomically(ledger.path / f"{STEM}.json", to_json(table_facts(ledger, sweep_table)) + "\n")
 
@@ -343,11 +338,14 @@ def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None else f"{text(low)} to {text(high)}"
+    return NONE if low is None else f"{text(low)} to {text(high)}"
 
 
 def _test_text(spread: dict[str, float | None] | None) -> str:
     """Return the mean of a test result with its interval, if it has one."""
-    if spread is None or spread["low"] is None:
-        return text(spread and spread["mean"])
-    return f"{text(spread['mean'])} ({_interval(spread['low'], spread['high'])})"
+    if spread is None:
+        return NONE
+    mean = text(spread["mean"])
+    if spread["low"] is None:
+        return mean
+    return f"{mean} ({_interval(spread['low'], spread['high'])})"
