@@ -669,7 +669,12 @@ def test_select_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"cluster": []}, {"cluster": None}),
+        *(
+            {"cluster": []},
+            {"cluster": None},
+            {"cluster": {"setup": {}}},
+            {"cluster": {"setup": [1]}},
+        ),
         *({"pid": "1"}, {"pid": -1}, {"pid": 0}, {"pid": 2**31}, {"log": 3}, {"code": None}),
         *(
             {"id": ["17"]},

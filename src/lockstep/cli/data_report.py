@@ -17,6 +17,7 @@ from lockstep.config.schema.target_sections import Data, is_ours
 from lockstep.data.duplicates import Duplicates, find_duplicates
 from lockstep.data.images.decoded_splits import Decoding
 from lockstep.data.inspection import Inspection, inspect
+from lockstep.data.sampler import GlobalBatches
 from lockstep.data.splits import (
     ImageError,
     Splits,
@@ -83,6 +84,7 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
         "training": _use(images, decoding, sizes),
         "shrunk": shrunk,
         "memory": _placement(config, images, decoding),
+        "steps": _steps(config, len(inspection.images["train"])),
     }
     target_text = leak_text = left_text = ""
     if unfit_lines:
@@ -109,6 +111,7 @@ def show_report(config: Config, pictures: str | None, *, is_json: bool) -> int:
         ("near-duplicates", near_text),
         ("not compared", left_text),
         ("similar", describe_similar(images.class_names, groups)),
+        ("other targets", _other_targets(duplicates)),
     ]
     facts = {
         "splits": {split: _split_facts(images, split) for split in images.by_name},
@@ -279,6 +282,39 @@ def _placement(config: Config, images: Splits, decoding: Decoding | None) -> str
         return f"{size_text(total)} decoded into memory in every run{gpu}"
     state = "up to date" if decoding.open_cache() is not None else "to be decoded once"
     return f"{size_text(total)} in {decoding.cache_folder}, {state}{gpu}"
+
+
+def _steps(config: Config, num_images: int) -> str:
+    trainer = config.trainer
+    if trainer.overfit_batches:
+        num_images = min(num_images, trainer.overfit_batches * config.global_batch_size)
+    batches = GlobalBatches(
+        num_images,
+        global_batch_size=config.global_batch_size,
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        shuffle_seed=None,
+        rank=0,
+        worker_weights=[1],
+        num_batches=trainer.limit_train_batches,
+        drop_last=config.data.drop_last,
+    )
+    return (
+        f"{batches.num_steps:,} an epoch of {plural(config.global_batch_size, 'image')} "
+        f"each, {plural(trainer.max_epochs, 'epoch')}"
+    )
+
+
+def _other_targets(duplicates: Sequence[Duplicates]) -> str:
+    """Count the images with several targets, which is no contradiction, and name the first."""
+    unlearnable = [
+        duplicate
+        for duplicate in duplicates
+        if duplicate.is_equal and duplicate.has_targets and "contradiction" not in duplicate.kinds
+    ]
+    if not unlearnable:
+        return ""
+    names = dict.fromkeys(image.name for image in unlearnable[0].images[:3])
+    return f"{len(unlearnable):,} of one image; first {' = '.join(names)}"
 
 
 def _finding(items: Sized, description: str, color: str) -> Text:

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from lockstep.system import output
+from lockstep.runs.folder import EXIT_CONFIG
+from lockstep.system import json_output, output
 from lockstep.system.launcher import outer_world
 from lockstep.system.signals import STOP_SIGNALS, report_end
 
@@ -34,9 +35,13 @@ def start_training() -> None:
     """Start importing torch in the fork server.
 
     Does nothing if the command line has an option such as --help. A process of torchrun or srun
-    computes itself and needs no fork server.
+    computes itself and needs no fork server. Exits with one line for wrong variables of a launcher.
     """
-    world = outer_world(os.environ)
+    try:
+        world = outer_world(os.environ)
+    except ValueError as error:
+        json_output.fail(error)
+        raise SystemExit(EXIT_CONFIG) from error
     is_help = any(
         word.startswith("-") and word not in ("-m", "--multirun", "--json") for word in sys.argv[1:]
     )

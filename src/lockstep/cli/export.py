@@ -29,7 +29,9 @@ def run_export(arguments: argparse.Namespace, current: Path) -> int:
     if arguments.output is None:
         run = naming.find(arguments.run)
         permissions.need_own(run, "name a file with --output", is_trusted=arguments.trust)
-        arguments.output = str(run.network)
+        arguments.output = str(run.network.with_suffix(".pt2") if missing else run.network)
+        if missing:
+            print(f"As network.pt2, because network.onnx {requirement}", flush=True)
     output = Path(arguments.output).resolve()
     if output.suffix not in (".onnx", ".pt2") or output.is_dir():
         raise ValueError(f"--output {arguments.output}: name a file that ends in .onnx or .pt2.")

@@ -1,19 +1,15 @@
 """The record of a job, in the folder of the run that it trains, or in that of its command."""
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
-from typing import Annotated, Any, ClassVar
-
-from annotated_types import Ge, Lt
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import printable
 
 ID = re.compile(r"[0-9]{1,18}(_[0-9]{1,18})?|local-[0-9a-f]{1,64}")
-Count = Annotated[int, Ge(0), Lt(2**31)]
+MAX_NUMBER = 2**64  # maximum of a number: the inode of a folder has 64 bits
 
 
 @dataclass(frozen=True)
@@ -25,26 +21,20 @@ class Record:
     the others.
     """
 
-    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
-        "strict": True,
-        "extra": "forbid",
-        "allow_inf_nan": False,
-    }
-
     id: str
     engine: str
     name: str
     task: str
     cluster: Mapping[str, Any]
-    num_nodes: Count
-    workers_per_node: Count
-    gpus_per_node: Count
-    submitted: Annotated[float, Ge(0)]
+    num_nodes: int
+    workers_per_node: int
+    gpus_per_node: int
+    submitted: float
     log: str
     code: str
     cwd: str
     host: str
-    pid: Annotated[int, Ge(1), Lt(2**31)] | None = None
+    pid: int | None = None
     cancelled: bool = False
     earlier: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
@@ -69,16 +59,41 @@ def read(folder: RunFolder) -> Record | None:
         if not values:
             return None
         values.pop("inode", None)  # An earlier version wrote it.
-        record: Record = _validator().validate_json(json.dumps(values))
+        lists = {
+            key: tuple(values[key]) for key in ("earlier", "command") if _has_texts(values.get(key))
+        }
+        record = Record(**{**values, **lists})
+        for field in fields(Record):
+            if not _is_of(getattr(record, field.name), field.type):
+                raise ValueError(f"wrong value of {field.name}")
         if not ID.fullmatch(record.id):
             raise ValueError("wrong value of id")
-    except ValueError as error:
+        if record.pid is not None and record.pid not in range(1, 2**31):
+            raise ValueError("wrong value of pid")
+    except (TypeError, ValueError) as error:
         raise ValueError(printable(f"{folder.job_file} is not a job record: {error}")) from error
     return record
 
 
-@cache
-def _validator() -> Any:
-    from pydantic import TypeAdapter  # A command without jobs does not need it.
+def _is_of(value: Any, kind: Any) -> bool:
+    """Check a value against the annotation of a field of `Record`.
 
-    return TypeAdapter(Record)
+    Numbers must not be negative or huge.
+    """
+    # This corresponds to `config.schema.sections.Cluster`: plain values and lists of texts.
+    if kind == Mapping[str, Any]:
+        values = value.values() if isinstance(value, dict) else [{}]
+        return all(
+            item is None or isinstance(item, str | int | float) or _has_texts(item)
+            for item in values
+        )
+    if kind == tuple[str, ...]:
+        return isinstance(value, tuple)
+    if isinstance(value, bool) or kind is bool:
+        return kind is bool and isinstance(value, bool)
+    is_small = not isinstance(value, int | float) or 0 <= value < MAX_NUMBER
+    return is_small and isinstance(value, int | float if kind is float else kind)
+
+
+def _has_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

@@ -157,4 +157,7 @@ def mismatch(key: str, value: Any, expectation: str, *, as_text: bool) -> Error:
     error = Error("value", f"{key}={value_text}", f"must be {expectation}")
     if not expectation:
         return error._replace(problem="is too large", hint=f"{MAX_INTEGER:,} at most")
+    is_list = expectation.startswith("[") and ", ...]" in expectation
+    if is_list and not isinstance(value, list | dict):
+        return error._replace(hint=f"write {key}=[{value_text}]")
     return error._replace(hint=f"write \"{key}='{value_text}'\"") if as_text else error

@@ -159,7 +159,7 @@ def run_sweep(
     table_of = partial(
         table, ledger, monitored_objective(config), is_search=config.search is not None
     )
-    view = views.View(table_of, is_silent=config.silent)
+    view = views.View(table_of, total, is_silent=config.silent)
     task = "train" if config.sweep.test == "all" else "train-without-test"
     ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
@@ -182,7 +182,7 @@ def run_sweep(
             project.record(trial.folder)
         group = " of the best setting" if config.sweep.test == "best" else ""
         print_unless_silent(f"Testing {plural(len(tests), 'trial')}{group} ...")
-        view = views.View(table_of, is_silent=True)
+        view = views.View(table_of, total, is_silent=True)
         code = Course(ledger, Grid(tests), pool, view, num_parallel, "test").run() or code
     sweep_table = table_of({})
     write(ledger, sweep_table)

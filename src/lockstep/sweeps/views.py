@@ -1,7 +1,7 @@
 """The output of a sweep: a line for each event, and a table at the end."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ MAX_ROWS = 30  # maximum number of rows of the table at the end, while the files
 
 
 class View:
-    """The output while trials run. A silent view prints only the errors of failed trials."""
+    """The output while `total` trials run.
 
-    def __init__(self, table: Callable[..., Table], *, is_silent: bool) -> None:
+    A silent view prints only the errors of failed trials.
+    """
+
+    def __init__(self, table: Callable[..., Table], total: int, *, is_silent: bool) -> None:
         self._table = table
+        self._total = total
         self._is_silent = is_silent
         self._out = terminal()
         self._since: dict[int, float] = {}
@@ -33,8 +37,15 @@ class View:
 
     def report_start(self, trial: Trial) -> None:
         self._since[trial.number] = time.monotonic()
+        position = (
+            f"{trial.number + 1} of {self._total}"
+            if trial.number < self._total
+            else str(trial.number)
+        )
         verb = "is" if trial.device.startswith("job ") else "starts on"
-        self._print_line(f"Trial {trial.number} {verb} {trial.device}: {self._describe(trial)}")
+        self._print_line(
+            f"Trial {trial.number} ({position}) {verb} {trial.device}: {self._describe(trial)}"
+        )
 
     def report_end(self, trial: Trial, state: str) -> None:
         if not self._is_silent:
@@ -79,7 +90,11 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
     if settings := sweep_table.setting_texts:
         columns, lines = list(settings[0]), [list(line.values()) for line in settings[:MAX_ROWS]]
         right_columns = columns[columns.index("n") + 1 :]
-        _print(new_table(columns, lines, out, right=right_columns), len(settings), out)
+        _print(
+            new_table(_heads(columns, sweep_table), lines, out, right=right_columns),
+            len(settings),
+            out,
+        )
         out.print()
     _print(_trials(sweep_table, out), len(sweep_table.rows), out)
     for note in sweep_table.notes:
@@ -119,4 +134,15 @@ def _trials(sweep_table: Table, out: Console) -> RichTable:
         cells["time"] = formatting.time(line["training_s"])
         rows.append([cells[column] for column in columns])
     right_columns = ("trial", objective, *tests, "epoch", "time")
-    return new_table(columns, rows, out, right=right_columns)
+    return new_table(_heads(columns, sweep_table), rows, out, right=right_columns)
+
+
+def _heads(columns: Sequence[str], sweep_table: Table) -> Sequence[str]:
+    """Return the names of columns.
+
+    Settings are named without their sections if no two names become equal.
+    """
+    short_names = [
+        column.rpartition(".")[2] if column in sweep_table.keys else column for column in columns
+    ]
+    return short_names if len(set(short_names)) == len(short_names) else columns

@@ -5,6 +5,16 @@ import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+# A launcher sets these variables, which torch, Lightning and its metrics also read.
+NUMBERS = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+)
 # The command of a job has this variable, with the copy of its project.
 PROJECT = "LOCKSTEP_PROJECT"
 
@@ -40,8 +50,18 @@ def outer_world(environ: Mapping[str, str]) -> World | None:
 
     A SLURM batch script or srun step counts also with a single task, whereas a shell inside an
     allocation does not. `address` is None and `step` is "" where MASTER_ADDR is set, because the
-    variables of torch then have the address.
+    variables of torch then have the address. Raises ValueError for a variable whose value is not a
+    whole number.
     """
+    if invalid_variables := [
+        f"{variable}={environ[variable]}"
+        for variable in NUMBERS
+        if not environ.get(variable, "0").isdecimal()
+    ]:
+        raise ValueError(
+            f"{', '.join(invalid_variables)} in the environment must be a whole number: "
+            "unset it, or use torchrun"
+        )
 
     def number(variable: str, default: int = 0) -> int:
         return int(environ.get(variable) or default)

@@ -1,18 +1,22 @@
 """Parses command lines with commands, and with overrides between options."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
 from typing_extensions import override
 
 from lockstep.system import json_output
+from lockstep.system.text import near_names, question
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses a command line with commands, and prints its help if there is no command.
+    """Parses a command line with commands, and suggests the nearest command for an unknown one.
 
-    Errors are also added to the JSON output. Its `add_subparsers` need the metavar COMMAND.
+    It prints its help if there is no command. Errors are also added to the JSON output. Its
+    `add_subparsers` need the metavar COMMAND. Raises ValueError, with one line, for an unknown
+    command.
     """
 
     @override
@@ -20,6 +24,11 @@ class CommandParser(argparse.ArgumentParser):
         if message.endswith("required: COMMAND"):
             self.print_help()
             self.exit()
+        if match := re.search(r"COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message):
+            hint = question(
+                near_names(match[1], re.findall(r"[\w-]+", match[2])), f"see {self.prog} --help"
+            )
+            raise ValueError(f"{match[1]} is not a command of {self.prog}: {hint}")
         code = "unknown" if message.startswith("unrecognized") else "value"
         json_output.put_errors(message, code=code, hint=f"see {self.prog} --help")
         super().error(message)

@@ -37,16 +37,19 @@ def test_overrides_around_options(line: str, overrides: str) -> None:
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("--epochs 5", "did you mean trainer.max_epochs=...?"),
-        ("--lr=0.1", "did you mean optimizer.lr=...?"),
-        ("--batch-size 32", "write global_batch_size=..."),
-        ("--gpus 2", "write trainer.devices=..."),
-        ("--arch resnet50", "write model=..."),
+        ("--epochs 5", "did you mean trainer.max_epochs=5?"),
+        ("--lr=0.1", "did you mean optimizer.lr=0.1?"),
+        ("--batch-size 32", "write global_batch_size=32"),
+        ("--gpus 2", "write trainer.devices=2"),
+        (
+            "--arch resnet50",
+            "write model=torchvision model.name=resnet50, or model=timm model.name=resnet50",
+        ),
         (
             "--model vit_b",
             "write model=torchvision model.name=vit_b, or model=timm model.name=vit_b",
         ),
-        ("--data-dir flowers", "write data=image_folder data.root=..."),
+        ("--data-dir flowers", "write data=image_folder data.root=flowers"),
         ("--max-steps 9", "write trainer.max_epochs=... (an epoch: all images once)"),
         ("--pretrained model=timm", "write model=torchvision model.name=... model.pretrained=true"),
         ("--what", "remove it; --help lists the settings"),
@@ -56,7 +59,7 @@ def test_overrides_around_options(line: str, overrides: str) -> None:
         ("--info", "write --cfg job, hydra or all (other options of Hydra were removed in 0.3)"),
         # settings
         ("--seed 3", "write seed=3"),
-        ("-lr 0.1", "did you mean optimizer.lr=...?"),
+        ("-lr 0.1", "did you mean optimizer.lr=0.1?"),
         ("--optimizer.lr 0.1", "write optimizer.lr=0.1"),
         ("--data image_folder", "write data=image_folder"),
         ("--seed -m", "write seed=..."),
@@ -77,16 +80,17 @@ def test_option_refused_with_setting(
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("trian -m seed=1,2", "invalid choice: 'trian' (choose from"),
-        ("data chek --json", "invalid choice: 'chek' (choose from"),
-        ("jobs shwo 17", "invalid choice: 'shwo' (choose from"),
+        ("trian -m seed=1,2", "did you mean train?"),
+        ("Status", "did you mean status?"),
+        ("optimise", "see lockstep --help"),
+        ("data chek --json", "did you mean check?"),
+        ("jobs shwo 17", "did you mean show?"),
     ],
 )
-def test_unknown_command(
+def test_unknown_command_suggestion(
     run_lockstep: Callable[..., int], capsys: pytest.CaptureFixture[str], line: str, error: str
 ) -> None:
-    with pytest.raises(SystemExit, match=str(EXIT_CONFIG)):
-        run_lockstep(*line.split())
+    assert run_lockstep(*line.split()) == EXIT_CONFIG
     assert error in capsys.readouterr().err
 
 

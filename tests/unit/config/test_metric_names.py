@@ -62,7 +62,7 @@ def test_names_custom_metric() -> None:
         ),
         (
             ["label_smoothing=0.2"],
-            "label_smoothing is not a setting: did you mean task.label_smoothing=...?",
+            "label_smoothing is not a setting: did you mean task.label_smoothing=0.2?",
         ),
         (["task.metrics.accuracy._target_=torchmetrics.F1Scor"], "F1Score"),
         (["+task.metrics.f1.average=macro"], "task.metrics.f1._target_ is missing"),

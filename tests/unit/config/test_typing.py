@@ -79,8 +79,11 @@ ONE_DEVICE = "write strategy=single_device"
     ("texts", "num_gpus", "part"),
     [
         (["optimizer.lr=0.1("], 0, "optimizer.lr=0.1( must be float > 0"),
+        (["data.classes=[a (b),c]"], 0, """write 'data.classes=["a (b)",c]'"""),
         (["optimizer lr=("], 0, "write setting=value"),
-        (["device=cuda"], 0, "write strategy=..."),
+        (["device=cuda"], 0, "write strategy=cpu"),
+        (["device=cuda"], 1, ONE_DEVICE),
+        (["strategy=cuda"], 0, "write strategy=cpu"),
         (["strategy=cuda"], 1, ONE_DEVICE),
         (["trainer.devices=0,1"], 0, "write trainer.devices=[0,1], or add -m"),
         (["data=list", "data.file=x.csv", "task=regression"], 0, "set data.targets=numbers"),

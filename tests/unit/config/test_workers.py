@@ -166,6 +166,7 @@ def test_workers(
         (0, {}, {**SINGLE, "devices": 2}, "strategy=single_device", "not 2"),
         (0, {}, {"backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
         (1, {}, {**ON_CPU, "backend": "nccl"}, "strategy.process_group_backend=nccl", "needs GPUs"),
+        (0, {}, {"is_compiled": True}, "compile=true", "C++ compiler"),
         (
             2,
             {},

@@ -255,7 +255,7 @@ def test_trial_killed_after_summary(tmp_path: Path, task: str, state: str) -> No
     finish(trial, 0.5)
     trial.folder.update_status(state="training")
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
-    view = View(partial(table, ledger, ACCURACY), is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     course = Course(ledger, Grid([]), pool, view, 1, task)
     assert course._end(trial, -signal.SIGKILL) == state
 
@@ -338,7 +338,7 @@ def test_failed_sweep_saves_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     process = child.start(partial(_saves, tmp_path / "saved"), environ())
     monkeypatch.setattr(Grid, "propose", Mock(side_effect=OSError("disk full")))
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
-    view = View(partial(table, ledger, ACCURACY), is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], DeviceSlot((), (0,), 1, False), process))
     with pytest.raises(OSError, match="disk full"):
         Course(ledger, Grid([]), pool, view, 1, "train").run()
@@ -744,7 +744,7 @@ def test_signal_leaves_jobs(cluster: Cluster, tmp_path: Path, number: int) -> No
     ledger = book(tmp_path / "sweep", "seed=0", "seed=1")
     pruned, failed = ledger.trials
     pool = pool_of(ledger)
-    view = View(partial(table, ledger, ACCURACY), is_silent=True)
+    view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
     assert (
         Course(ledger, Search(ledger.trials, number), pool, view, 2, "train").run() == EXIT_STOPPED
     )

@@ -23,20 +23,55 @@ INSTEAD = {
     "StochasticWeightAveraging": "use callbacks=ema",
     "TQDMProgressBar": _PROGRESS,
 }
+# These callbacks have a state. Lightning distinguishes two of them only by the settings in
+# `STATE_KEYS`, which has its defaults.
+STATEFUL = (
+    "AveragedWeights",
+    "EMAWeightAveraging",
+    "EarlyStopping",
+    "ModelCheckpoint",
+    "Timer",
+    "WeightAveraging",
+)
+STATE_KEYS = {"monitor": None, "mode": "min", "every_n_train_steps": None, "every_n_epochs": 1}
 
 
 def errors(config: Config) -> Errors:
     """Yield the errors of callbacks, and of the metrics that they monitor."""
+    states: dict[tuple[str, ...], str] = {}
     for name, callback in config.callbacks.items():
         if callback is None:
             continue
         key = f"callbacks.{name}"
+        arguments = callback.arguments()
         kind = callback.target.rpartition(".")[2]
         if callback.target.startswith("lightning.") and kind in INSTEAD:
             yield unfit_callback(key, callback.target, kind)
             continue
+        if kind in STATEFUL:
+            state = (
+                kind,
+                *(
+                    str(arguments.get(argument, default))
+                    for argument, default in STATE_KEYS.items()
+                ),
+            )
+            if (first_key := states.setdefault(state, key)) != key:
+                yield Error(
+                    "conflict",
+                    key,
+                    f"is a second {kind} that Lightning cannot distinguish from {first_key}",
+                    f"change {first_key} instead",
+                )
+                continue
         yield from _monitor_rules(config, key, callback)
-        if callback.arguments().get("train_time_interval") is not None:
+        if kind in ("DeviceStatsMonitor", "LearningRateMonitor") and not any(
+            config.logger.values()
+        ):
+            yield Error(
+                "conflict", key, "needs a logger", f"set {key}=null, or choose logger=tensorboard"
+            )
+        if arguments.get("train_time_interval") is not None:
             # Lightning 2.6 skips this setting in manual optimization, which Lockstep uses.
             yield Error(
                 "unsupported",

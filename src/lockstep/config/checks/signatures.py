@@ -237,9 +237,12 @@ def _find_signature(key: str, target: str) -> Generator[Error, None, Signature |
         if target.startswith("__main__."):  # Each worker has another `__main__`.
             hint = f"put it into a file next to the notebook, net.py, and write net{target[8:]}"
         else:
-            head, _, tail = f".{target}.".partition(f".{error.name}.")
+            path = target.split(".")
             similar_names = near_names(error.name, error.existing_names)
-            candidates = [f"{head}.{name}.{tail}".strip(".") for name in similar_names]
+            candidates = [
+                ".".join(name if component == error.name else component for component in path)
+                for name in similar_names
+            ]
             hint = question(candidates, "correct the name, or install the package")
         yield Error("unknown", f"{key}={target}", f": {error}", hint)
     except Exception as error:
@@ -256,8 +259,11 @@ def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tu
     if len(path) != (2 if path[0] in NAMED else 1):
         return ()
     if path[0] == "module":
-        names = signature.names
-        return names if target == CLASSIFIER else tuple(k for k in names if k in OF_MODULES)
+        return tuple(
+            parameter
+            for parameter in signature.names
+            if target == CLASSIFIER or parameter in OF_MODULES
+        )
     if path[0] == "data":
         return tuple({"kept"} & {*signature.names})
     if path[0] == "scheduler":
@@ -270,13 +276,24 @@ def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tu
 
 
 def _optimizer_errors(section: Tree) -> Errors:
+    import torch
+
     target = section["_target_"]
+    callee = load(target)
+    values = {name: value for name, value in section.items() if not name.startswith("_")}
     try:
-        parameters = inspect.signature(load(target).step).parameters.values()
+        if target.startswith("torch.optim."):
+            callee([torch.zeros(1, 1, requires_grad=True)], **values)
+    except (TypeError, ValueError) as error:
+        yield Error("failed", f"optimizer._target_={target}", f": {one_line(error)}")
+    try:
+        step = inspect.signature(callee.step).parameters.values()
     except (AttributeError, ValueError):  # The target is a function that returns an optimizer.
         return
-    needed = [p.name for p in parameters if p.default is p.empty]
-    if "closure" in needed:
+    if any(
+        p.name != "self" and p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        for p in step
+    ):
         yield Error(
             "unsupported",
             f"optimizer._target_={target}",

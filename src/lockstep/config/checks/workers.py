@@ -4,6 +4,7 @@ The check compares them with this machine and with the launcher that started thi
 """
 
 import os
+import shutil
 import socket
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +57,8 @@ def resolve_workers(config: Config) -> Workers:
             errors += _number_errors(config, workers)
     errors = errors or list(_weight_errors(config, workers))
     errors += _device_errors(config, workers)
+    if config.cluster.name != "slurm":
+        errors += _compiler_errors(config, workers)
     return replace(workers, errors=tuple(errors))
 
 
@@ -202,6 +205,17 @@ def _graph_errors(config: Config, workers: Workers) -> list[Error]:
         for setting, is_set in settings.items()
         if is_set
     ]
+
+
+def _compiler_errors(config: Config, workers: Workers) -> Errors:
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if config.compile and not workers.gpus and not any(map(shutil.which, compilers)):
+        yield Error(
+            "not-installed",
+            "compile=true",
+            "needs a C++ compiler on a CPU",
+            "install g++, or use compile=false",
+        )
 
 
 def _number_errors(config: Config, workers: Workers) -> Errors:

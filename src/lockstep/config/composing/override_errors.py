@@ -14,6 +14,7 @@ from lockstep.config.schema.legal_keys import (
     unknown_key,
 )
 from lockstep.config.schema.target_sections import is_ours
+from lockstep.system import hardware
 from lockstep.system.text import near_names
 from lockstep.system.trees import at
 
@@ -103,7 +104,21 @@ def _option_hint(group: str, option: str) -> str:
     option = option.lower()
     if group == "model":
         return f"write model=torchvision model.name={option}, or model=timm model.name={option}"
-    return foreign_name_hint(f"{group}={option}")
+    line = foreign_name_hint(f"{group}={option}")
+    if line == "write strategy=single_device" and not hardware.num_visible_gpus():
+        return "this machine has no GPU, write strategy=cpu"
+    return line
+
+
+def _with_value(hint: str, value: str, options: Groups) -> str:
+    """Insert the value that was typed into a hint: epochs=5 means trainer.max_epochs=5."""
+    prefix, separator, suffix = hint.partition("=...")
+    setting = prefix.split(" ")[-1]
+    if not (value and separator and suffix in ("", "?")):
+        return hint
+    if setting in options and value not in options[setting]:
+        return _option_hint(setting, value) or hint
+    return f"{prefix}={value}{suffix}"
 
 
 def refusal(cfg: DictConfig, override: Override, error: Exception, options: Groups) -> Error:
@@ -124,7 +139,8 @@ def refusal(cfg: DictConfig, override: Override, error: Exception, options: Grou
     else:
         is_unknown = path[-1] not in legal_keys
     if override.is_delete() or not isinstance(parent, dict) or is_unknown:
-        return unknown_key(tree, path, options)
+        key_error = unknown_key(tree, path, options)
+        return key_error._replace(hint=_with_value(key_error.hint, line.partition("=")[2], options))
     if path[-1] in ("fold", "folds") and is_ours(parent.get("_target_")):
         return Error(
             "conflict",

@@ -4,7 +4,9 @@ People type strings without quotes, and a folder of images in place of settings.
 """
 
 import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.errors import HydraException
 
@@ -48,7 +50,20 @@ def _quote_text(line: str) -> str:
 
 
 def syntax_error(line: str) -> Error:
-    """Describe an override that cannot be read."""
+    """Describe an override that cannot be read, with the exact syntax for a list of strings."""
+    key, _, value = line.partition("=")
+    if key and value.startswith("[") and value.endswith("]"):
+        entries = ",".join(hydra_text(entry.strip()) for entry in value[1:-1].split(","))
+        return Error(
+            "value", repr(line), "cannot be read", f"write {shlex.quote(f'{key}=[{entries}]')}"
+        )
+    if Path(line).is_file():
+        return Error(
+            "value",
+            line,
+            "is a file",
+            "give the folder of the images, or a list by data=list data.file=...",
+        )
     return Error(
         "value",
         repr(line),
