@@ -55,7 +55,7 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
         _train_on(config, data, module, data.augment(batch))
         _measure(config, module, data.example(size))
         if session.shards is not None:
-            with _config_error(network, "cannot be copied for virtual shards"):
+            with _config_error(module, network, "cannot be copied for virtual shards"):
                 copy.deepcopy(module.net)
         if session.world_size > 1 or session.shards is not None:
             _try_empty(config, module, data.example(0))
@@ -160,7 +160,7 @@ def refuse_unfit(
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     network, task = f"model._target_={config.model.target}", f"task._target_={config.task.target}"
-    with _config_error(network, f"cannot take inputs of shape {tuple(batch.inputs.shape)}"):
+    with _config_error(module, network, f"cannot take inputs of shape {tuple(batch.inputs.shape)}"):
         for dropout in module.dropouts:
             dropout.shard = batch.shard
         outputs = module(batch.inputs)
@@ -173,12 +173,12 @@ def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch)
             "return a tensor with a row for each",
         )
     shapes = f"outputs {tuple(outputs.shape)} and targets {shape_text(batch.targets)}"
-    with _config_error(task, f"cannot take {shapes}"):
+    with _config_error(module, task, f"cannot take {shapes}"):
         refuse_targets(config, data, module, outputs)
         values, _ = checked_losses(module.task, outputs, batch)
         for score in module.task.scores(outputs, batch):
             assert score.shape == values.shape, f"scores of shape {tuple(score.shape)}"
-    with _config_error(task, "has no gradient of its losses"):
+    with _config_error(module, task, "has no gradient of its losses"):
         values.sum().backward()
 
 
@@ -189,7 +189,7 @@ def _measure(config: Config, module: Classifier, batch: Batch) -> None:
     scores.start(module.device)  # Every validation starts like this.
     with torch.no_grad():
         outputs = module(batch.inputs)
-        with _config_error(f"task._target_={config.task.target}", "cannot be evaluated"):
+        with _config_error(module, f"task._target_={config.task.target}", "cannot be evaluated"):
             scores.update(module.task, outputs, batch)
     try:
         list(scores.numbers())
@@ -208,16 +208,20 @@ def _try_empty(config: Config, module: Classifier, batch: Batch) -> None:
     module.task.train()
     problem = "cannot take an empty batch, which the shard of a worker can be"
     network = f"model._target_={config.model.target}"
-    with _config_error(network, f"{problem} (x.flatten(1), not x.view(len(x), -1))"):
+    with _config_error(module, network, f"{problem} (x.flatten(1), not x.view(len(x), -1))"):
         outputs = module(batch.inputs)
-    with _config_error(f"task._target_={config.task.target}", problem):
+    with _config_error(module, f"task._target_={config.task.target}", problem):
         values, _ = checked_losses(module.task, outputs, batch)
         values.sum().backward()
 
 
 @contextmanager
-def _config_error(key: str, problem: str) -> Iterator[None]:
-    """Turn any exception of custom code into a ConfigError of one line, which contains it."""
+def _config_error(module: Classifier, key: str, problem: str) -> Iterator[None]:
+    """Turn any exception of custom code into a ConfigError of one line.
+
+    The line contains the exception. A `view` of a convolution's outputs works in only one memory
+    layout, which the line then names.
+    """
     try:
         yield
     except ConfigError:
@@ -228,6 +232,8 @@ def _config_error(key: str, problem: str) -> Iterator[None]:
         from lockstep.system.tracebacks import located
 
         line = one_line(error)
+        if module.layout.name != "contiguous" and "view size is not compatible" in line:
+            line = f"{line.rstrip('.')} (x.flatten(1)), or set trainer.memory_format=contiguous"
         raise config_error("failed", key, problem, located(line, error)) from error
 
 

@@ -118,10 +118,16 @@ class OptimizerStep:
     def step_plateau(self, monitor: str, metrics: Mapping[str, Any]) -> None:
         """Step a ReduceLROnPlateau with rank 0's value of `monitor`, after a validation.
 
-        Every rank must call it.
+        Every rank must call it. Raises ValueError if there is no such value.
         """
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(gather_objects(float(metrics[monitor]))[0])
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            return
+        value = gather_objects(float(metrics[monitor]) if monitor in metrics else None)[0]
+        if value is None:
+            raise ValueError(
+                f"The schedule needs {monitor}, which the validation has not measured."
+            )
+        self._scheduler.step(value)
 
     def _update(self) -> None:
         """Step the optimizer with the learning-rate factor of each group.
