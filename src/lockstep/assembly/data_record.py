@@ -129,8 +129,14 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     if 2 * len(replaced_names & compared_names) > len(compared_names):
         trained_names &= compared_names  # For the other files, only the sizes are the same.
     elif image_names == _named_rows(record).keys():
+        contents = "most contents" if replaced_names else "contents"
+        basis = (
+            f"names and {contents}"
+            if compared_names
+            else "names (their contents were not recorded)"
+        )
         print(
-            f"{table.setting} is taken for the data of the run: its images have the same names",
+            f"{table.setting} is taken for the data of the run: its images have the same {basis}",
             flush=True,
         )
         return None

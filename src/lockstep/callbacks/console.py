@@ -1,5 +1,6 @@
 """Print a line per epoch on a terminal or in a log, and the progress in between."""
 
+import math
 import sys
 import threading
 import time
@@ -81,6 +82,7 @@ class Console(Callback):
         self._is_over = threading.Event()
         self._printed = time.monotonic()  # time of the last line in a log
         self._pause_s = FIRST_S
+        self._has_warned = False
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -100,7 +102,7 @@ class Console(Callback):
         if not self._columns:
             self._begin_table([*metrics])
         left_s, rate = self._record.left_s(trainer), self._record.images_per_s
-        cells = {name: measure(value) for name, value in metrics.items()}
+        cells = {name: _narrow(value) for name, value in metrics.items()}
         cells["time"] = duration(self._record.epoch_times_s[-1])
         if rate:
             cells["images/s"] = f"{rate:,.0f}"
@@ -109,6 +111,12 @@ class Console(Callback):
         line = "".join(f"{cells.get(name, '-'):>{wide}}" for name, _, wide in self._columns)
         self._out.print(f"{_epoch(trainer):>{EPOCH_WIDTH}}{line}", soft_wrap=True)
         self._printed = time.monotonic()
+        monitor = getattr(trainer.checkpoint_callback, "monitor", None) or ""
+        value = metrics.get(monitor, 0.0)
+        if not self._has_warned and not math.isfinite(value):
+            warning = f"{monitor} is {value}: such an epoch is never the best one"
+            self._out.print(warning, soft_wrap=True)
+            self._has_warned = True
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -191,6 +199,12 @@ class Console(Callback):
         if left_s is not None and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
             facts.append(f"{duration(left_s)} in total")
         return pace.num_done / max(1, pace.num_batches), facts
+
+
+def _narrow(value: float) -> str:
+    """Format a metric so that it leaves a gap in its column."""
+    number = measure(value)
+    return number if len(number) < MIN_COLUMN_WIDTH else f"{value:.4g}"
 
 
 def _epoch(trainer: Trainer) -> str:

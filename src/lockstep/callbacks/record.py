@@ -26,6 +26,7 @@ from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.models.step import MAX_PENDING_STEPS
 from lockstep.runs.files import JsonObject, append_row, keep_rows
 from lockstep.runs.folder import RunFolder
+from lockstep.system.output import print_error
 
 EVERY_S = 1.0
 
@@ -75,7 +76,9 @@ class Record(Callback):
         A resume inside an epoch does not start it.
         """
         if trainer.is_global_zero:
-            keep_rows(self._folder.metrics, trainer.current_epoch)
+            note = keep_rows(self._folder.metrics, trainer.current_epoch)
+            if note:
+                print_error(note)
         if pl_module.device.type == "cuda":  # The host is some steps ahead of the device.
             self.pace = Pace(num_warm_up=1 + MAX_PENDING_STEPS * micro_batches(pl_module))
         self.on_train_epoch_start(trainer, pl_module)

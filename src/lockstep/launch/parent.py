@@ -10,12 +10,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 
 from lockstep.launch import child, worker
 from lockstep.launch.worker import Job
@@ -28,7 +29,9 @@ from lockstep.system.signals import (
     LEAVE,
     SignalList,
     block_signals,
+    is_main_thread,
     report_end,
+    restore_signals,
 )
 
 POLL_S = 0.05
@@ -51,7 +54,7 @@ def run_workers(
     if not is_parallel and sys.gettrace() is not None:
         return worker.run_here(job, None)
     workers = Workers(job, num_workers, is_parallel=is_parallel, log=log)
-    with signals.handle_signals():
+    with signals.handle_signals(), workers.suspend_together():
         try:
             workers.start(os.environ)
             while (code := workers.poll(POLL_S)) is None:
@@ -146,6 +149,20 @@ class Workers:
             if self._aborted_by or self._job.is_unsaved:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
             self._send(LEAVE if self._aborted_by else number)
+
+    @contextmanager
+    def suspend_together(self) -> Iterator[None]:
+        """Forward Ctrl-Z and `fg` to the workers, which are in another process group."""
+
+        def suspend(number: int, frame: FrameType | None) -> None:
+            self._send(signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self._send(signal.SIGCONT)
+
+        with restore_signals():
+            if is_main_thread():
+                signal.signal(signal.SIGTSTP, suspend)
+            yield
 
     def _send(self, number: int) -> None:
         for process in self._processes:

@@ -257,9 +257,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     `read_bytes`.
     """
     try:
-        content = read_bytes(path)
+        return _parse_rows(read_bytes(path))
     except FileNotFoundError:
         return []
+
+
+def _parse_rows(content: bytes) -> list[dict[str, str]]:
     source = content[: content.rfind(b"\n") + 1].decode(errors="replace").removeprefix("\ufeff")
     lines = [line for line in source.splitlines() if len(line) < csv.field_size_limit()]
     separator = "," if "," in "".join(lines[:1]) else ";"
@@ -267,14 +270,32 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
-def keep_rows(path: Path, last_epoch: int) -> None:
+def keep_rows(path: Path, last_epoch: int) -> str:
     """Rewrite a CSV file of `append_row`, if it exists, with the rows up to `last_epoch`.
 
-    Lines that are not rows of an epoch are dropped, such as half a row from a full disk.
+    A file that another program wrote or damaged is renamed first. Returns a line to print about
+    that, else an empty one.
     """
-    if path.exists():
-        rows = [row for row in read_rows(path) if row.get("epoch", "").isdecimal()]
-        write_rows(path, [row for row in rows if int(row["epoch"]) <= last_epoch])
+    try:
+        content = read_bytes(path)
+        all_rows = _parse_rows(content)
+        complete_lines = content[: content.rfind(b"\n") + 1]
+        is_own = content.count(b"\n") < 2 or _format_rows(all_rows).encode() == complete_lines
+    except FileNotFoundError:
+        return ""
+    except ValueError:  # The file is too large.
+        all_rows, is_own = [], False
+    rows = [row for row in all_rows if row.get("epoch", "").isdecimal()]
+    note = ""
+    if not is_own or len(rows) < len(all_rows):
+        damaged_path = unused_path(path.with_name(f"{path.name}.damaged"))
+        path.rename(damaged_path)
+        note = (
+            f"{path} was damaged or changed: kept as {damaged_path.name}, "
+            f"continued with its {len(rows)} readable rows"
+        )
+    write_rows(path, [row for row in rows if int(row["epoch"]) <= last_epoch])
+    return note
 
 
 def unused_path(path: Path) -> Path:
@@ -303,17 +324,22 @@ def uncell(cell: str) -> str:
 
 def write_rows(path: Path, rows: list[JsonObject]) -> None:
     """Replace a CSV file. Its columns are those of all rows, in order of appearance."""
+    write_atomically(path, _format_rows(rows))
+
+
+def _format_rows(rows: list[JsonObject]) -> str:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def append_row(path: Path, row: JsonObject) -> None:
     """Append a row to a CSV file, which is rewritten if the row has a new column."""
     with io.TextIOWrapper(open_to_append(path), newline="") as file:
+        _drop_half_line(file.buffer)
         file.seek(0)
         columns = next(csv.reader(file), [])
         if row.keys() <= set(columns):
@@ -322,6 +348,14 @@ def append_row(path: Path, row: JsonObject) -> None:
             os.fsync(file.fileno())
             return
     write_rows(path, [*read_rows(path), row])
+
+
+def _drop_half_line(file: BinaryIO) -> None:
+    """Truncate the file after the last newline, for example after half a row from a full disk."""
+    file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+    if file.read() not in (b"", b"\n"):
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def is_folder_of_user(path: Path) -> bool:

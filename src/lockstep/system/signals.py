@@ -91,8 +91,10 @@ def report_end(number: int, detail: str = "") -> None:
 
 @contextlib.contextmanager
 def restore_signals() -> Iterator[None]:
-    """Restore the handlers of stop signals after the block."""
-    handlers = [(number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE)]
+    """Restore the handlers of stop signals, and of Ctrl-Z, after the block."""
+    handlers = [
+        (number, signal.getsignal(number)) for number in (*STOP_SIGNALS, LEAVE, signal.SIGTSTP)
+    ]
     try:
         yield
     finally:

@@ -206,5 +206,9 @@ def test_overlap(tmp_path: Path, is_recorded: bool, capsys: pytest.CaptureFixtur
         data_record.Overlap(6, [], sorted(NAMES)) if is_recorded else None
     )
     assert data_record.overlap(run, one) is None  # a change of the data of the run
-    assert "is taken for the data of the run" in capsys.readouterr().out
+    basis = "names and most contents" if is_recorded else "names (their contents were not recorded)"
+    assert (
+        f"is taken for the data of the run: its images have the same {basis}\n"
+        in capsys.readouterr().out
+    )
     assert data_record.overlap(run, part) == data_record.Overlap(6, NAMES[2:6], [])

@@ -98,10 +98,13 @@ DAMAGES: dict[str, tuple[bytes, int]] = {  # and how many rows can be read
 
 @pytest.mark.parametrize("what", DAMAGES)
 def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
-    """The table is continued with what can be read."""
+    """The table is kept, and continued with what can be read."""
     path, (content, num_rows) = tmp_path / "metrics.csv", DAMAGES[what]
+    (tmp_path / "metrics.csv.damaged").write_text("an earlier one")
     path.write_bytes(content)
-    files.keep_rows(path, 2)
+    assert f"{num_rows} readable rows" in files.keep_rows(path, 2)
+    assert (tmp_path / "metrics.csv.damaged-2").read_bytes() == content
+    assert (tmp_path / "metrics.csv.damaged").read_text() == "an earlier one"
     files.append_row(path, {"epoch": 3, "step": 60, "val/loss": 0.125})
     *before, last = files.read_rows(path)
     assert len(before) == num_rows
@@ -113,7 +116,6 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
 def test_append_after_partial_row(tmp_path: Path, half: str) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(half)
-    files.keep_rows(path, 0)
     files.append_row(path, {"epoch": 1, "step": 20, "val/loss": 0.5})
     assert path.read_text() == f"{HEADER}1,20,0.5\n"
 
@@ -162,5 +164,4 @@ def test_linked_folder_refused(tmp_path: Path) -> None:
 def test_keep_rows_partial_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(f"{HEADER}1,20,0.2")
-    files.keep_rows(path, 1)
-    assert files.read_rows(path) == []
+    assert files.keep_rows(path, 1) == ""
