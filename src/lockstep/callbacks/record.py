@@ -34,7 +34,8 @@ EVERY_S = 1.0
 class Record(Callback):
     """Writes status.json at most once a second, and a row of metrics.csv per epoch, on rank 0.
 
-    The console reads `pace` and `phase`.
+    `note` is the reason in the status while there is no other. The console reads `pace` and
+    `phase`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Record(Callback):
         *,
         facts: JsonObject,
         monitor: str | None,
+        note: str = "",
     ) -> None:
         self._folder = folder
         self.facts = {
@@ -53,6 +55,7 @@ class Record(Callback):
         }
         self._started = time.monotonic()  # Other clocks may be set back.
         self._monitor = monitor
+        self._note = note
         self._state = "starting"
         self._next_write = 0.0
         self._epoch = 0  # current epoch, counted from 1
@@ -231,7 +234,7 @@ class Record(Callback):
         step = steps_done(trainer, pl_module)
         self._folder.write_status(
             state=state,
-            reason=reason,
+            reason=reason or self._note,
             **self.facts,
             # current_epoch alone is not enough. Lightning counts up after the hooks at the end of
             # an epoch, where a run may stop.

@@ -74,6 +74,7 @@ def train(
             folder,
             facts={"name": config.run_name, **facts(session, data)},
             monitor=None if config.data.validate_on_test else monitor,
+            note=resumed_from.note,
         )
         stop = StopTogether(
             flag,
