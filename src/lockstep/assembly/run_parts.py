@@ -247,15 +247,15 @@ def _custom_transforms(config: Config) -> "CustomTransforms | None":
     sections = config.augment.custom_sections
     if not sections:
         return None
+    from lockstep.data.images.dataset_samples import refuse_unpicklable
     from lockstep.data.transforms.custom import CustomTransforms
 
     transforms = {}
     for key, section in sections.items():
         with build.target_errors(key, section):
             transforms[key] = build.build(section)
-    change = CustomTransforms(transforms, config.seed)
-    readable(change.refuse_unpicklable)
-    return change
+        readable(partial(refuse_unpicklable, transforms[key], key))
+    return CustomTransforms(transforms, config.seed)
 
 
 def _num_workers(session: Session, images: Splits) -> int:

@@ -18,7 +18,7 @@ from lockstep.benchmark.environments import Environment, Machines, available_mac
 from lockstep.config import overrides, saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError, Error, exit_with
+from lockstep.config.errors import ConfigError, config_error, exit_with
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.inference import tasks
@@ -61,13 +61,11 @@ def run_benchmark(arguments: Sequence[str], source: compose.Source) -> int:
         if all(environment.skipped for environment in candidates):
             hint = "; ".join(f"{candidate.name} {candidate.skipped}" for candidate in candidates)
             key, problem = "benchmark.environments", "has none for this machine"
-            raise ConfigError(Error("machine", key, problem, hint))
+            raise config_error("machine", key, problem, hint)
         results_of = (BENCHMARK, *config.benchmark.environments)
         if folder is not None and any((folder / name).exists() for name in results_of):
             hint = "choose a new folder by hydra.run.dir, because a benchmark cannot be resumed"
-            raise ConfigError(
-                Error("exists", display_path(folder), "already contains a benchmark", hint)
-            )
+            raise config_error("exists", display_path(folder), "already contains a benchmark", hint)
     except ConfigError as error:
         exit_with(error)
     path = folder or naming.create_path(Path("outputs").resolve(), NAME, datetime.now())

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.data.splits import Splits
 
 FOLDERS = {"train": "train", "val": "train", "test": "test"}  # A training splits val off again.
@@ -24,13 +24,11 @@ def write_class_folders(images: Splits, folder: Path) -> None:
         root = Path(temporary) / "folders"
         for split, part in images.by_name.items():
             if not isinstance(part.pixels, Tensor) or part.classes is None:
-                raise ConfigError(
-                    Error(
-                        "unsupported",
-                        f"--folders {folder}",
-                        f"needs the pixels and the class of each {split} image",
-                        "use data=cifar10",
-                    )
+                raise config_error(
+                    "unsupported",
+                    f"--folders {folder}",
+                    f"needs the pixels and the class of each {split} image",
+                    "use data=cifar10",
                 )
             class_folders = [
                 root / FOLDERS[split] / str(name).replace("/", "-") for name in images.class_names

@@ -9,7 +9,7 @@ from pathlib import Path
 from lockstep.config import overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.target_sections import VARIABLE, Data
 from lockstep.runs.files import answer
 from lockstep.system.terminal import show_table
@@ -24,19 +24,15 @@ def fetch(
     The images are also written as files of classes into `folders`. Returns the exit code.
     """
     if folders and folders.exists() and (not folders.is_dir() or any(folders.iterdir())):
-        raise ConfigError(
-            Error("exists", f"--folders {folders}", "is not empty", "name a new folder")
-        )
+        raise config_error("exists", f"--folders {folders}", "is not empty", "name a new folder")
     config = overrides.check(override_lines, source).configs[0]
     data, is_url = config.data, config.data.is_remote
     if is_url and VARIABLE.search(data.copy_to or ""):
-        raise ConfigError(
-            Error(
-                "conflict",
-                f"data.copy_to={data.copy_to}",
-                "is on the job's machine",
-                "remove it to use data.cache here",
-            )
+        raise config_error(
+            "conflict",
+            f"data.copy_to={data.copy_to}",
+            "is on the job's machine",
+            "remove it to use data.cache here",
         )
     changes: dict[str, object] = {"download": True} if "download" in data.arguments() else {}
     if not is_url:

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from lockstep.cli import descriptions
 from lockstep.config.composing.compose import DEFAULT, REFUSALS, Source, compose_config, groups
-from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.errors import ConfigError, Error, config_error, literal
 from lockstep.config.overrides import plan
 from lockstep.config.schema.legal_keys import Groups, foreign_name_hint, meant_key
 from lockstep.runs.naming import SCRIPTLESS, training_command
@@ -129,7 +129,7 @@ def _print_part(tree: dict[str, Any], topic: str, options: Groups) -> None:
             meant_key(tree, path, options),
             foreign_name_hint(path[-1]) or f"{training_command()} --help lists them",
         )
-        raise ConfigError(Error("unknown", topic, "is not a group or a setting", hint))
+        raise config_error("unknown", topic, "is not a group or a setting", hint)
     if topic in options:
         _print_text(f"{topic}={' | '.join(options[topic])}")
     _print_section(tree, topic)

@@ -18,7 +18,7 @@ from lockstep.config import saved_run
 from lockstep.config.checks import data_presence
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError, Error, exit_with
+from lockstep.config.errors import ConfigError, config_error, exit_with
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import scope
@@ -95,10 +95,8 @@ def refuse_training_overrides(overrides: list[str], precision_hint: str) -> None
     for line in overrides:
         if line.lstrip("+~").startswith(OF_A_TRAINING):
             hint = precision_hint if "precision" in line else "remove it"
-            raise ConfigError(
-                Error(
-                    "conflict", line, "is for a training, which this command does not start", hint
-                )
+            raise config_error(
+                "conflict", line, "is for a training, which this command does not start", hint
             )
 
 

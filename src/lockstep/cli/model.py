@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from lockstep.config import build, overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import config_error, one_line
 from lockstep.launch.worker import import_training
 from lockstep.system.tracebacks import located
 
@@ -23,13 +23,11 @@ def show_model(override_lines: Sequence[str], source: compose.Source, *, depth: 
     """
     config = build.resolve_config(overrides.check(override_lines, source).configs[0])
     if config.has_custom_module:
-        raise ConfigError(
-            Error(
-                "unsupported",
-                f"module._target_={config.module.target}",
-                "may build another network",
-                "remove it",
-            )
+        raise config_error(
+            "unsupported",
+            f"module._target_={config.module.target}",
+            "may build another network",
+            "remove it",
         )
     data_presence.check(config.data)
     import_training()
@@ -49,8 +47,8 @@ def show_model(override_lines: Sequence[str], source: compose.Source, *, depth: 
             f"fails on an image of {'x'.join(map(str, shape))} ({type(error).__name__}: "
             f"{one_line(error)})"
         )
-        raise ConfigError(
-            Error("failed", f"model._target_={config.model.target}", located(problem, error))
+        raise config_error(
+            "failed", f"model._target_={config.model.target}", located(problem, error)
         ) from error
     return 0
 

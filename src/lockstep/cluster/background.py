@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from lockstep.cluster.slurm import exports, interpreter
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.sections import Cluster
 from lockstep.runs.files import open_to_append
 from lockstep.runs.folder import RunFolder
@@ -57,10 +57,8 @@ def start(cluster: Cluster, folder: RunFolder, *, code: Path, cwd: Path) -> tupl
                 pass_fds=[lock],
             )
     except BlockingIOError as error:
-        raise ConfigError(
-            Error(
-                "busy", str(folder.path), "already has a job in the background", "cancel it first"
-            )
+        raise config_error(
+            "busy", str(folder.path), "already has a job in the background", "cancel it first"
         ) from error
     finally:
         os.close(lock)

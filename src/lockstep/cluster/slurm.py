@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lockstep.cluster import job
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Cluster
 from lockstep.runs.folder import EXIT_STOPPED, RunFolder
@@ -65,13 +65,11 @@ def executor(
 
     for folder in paths:  # A name could add a line to the script.
         if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(folder)):
-            raise ConfigError(
-                Error(
-                    "value",
-                    "the folder",
-                    f"{str(folder)!r} has a character that the script of a job cannot contain",
-                    "rename it",
-                )
+            raise config_error(
+                "value",
+                "the folder",
+                f"{str(folder)!r} has a character that the script of a job cannot contain",
+                "rename it",
             )
     cluster, num_parallel = config.cluster, config.launcher.parallel
     workers = resolve_workers(config)
@@ -165,7 +163,7 @@ def submit(
         ):
             jobs = slurm_executor.map_array(job.run_job, [str(folder.path) for folder in folders])
     except (FailedJobError, FailedSubmissionError, OSError) as error:
-        raise ConfigError(Error("failed", "", "sbatch refused the job", _reason(error))) from error
+        raise config_error("failed", "", "sbatch refused the job", _reason(error)) from error
     for submitted_job in jobs:
         # The file contains cluster.setup, which may contain secrets.
         submitted_job.paths.submission_file.chmod(0o600)

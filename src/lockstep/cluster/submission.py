@@ -15,7 +15,7 @@ from lockstep.cluster.record import Record
 from lockstep.config import build
 from lockstep.config.checks import slurm_rules
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.errors import ConfigError, config_error, errors_of
 from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
@@ -169,12 +169,10 @@ def submit_all(
     folders, first_config = [folder for folder, _ in runs], runs[0][1]
     cluster, workers = first_config.cluster, resolve_workers(first_config)
     if any((config.cluster, resolve_workers(config)) != (cluster, workers) for _, config in runs):
-        raise ConfigError(
-            Error(
-                "conflict",
-                "",
-                "jobs of one array need the same cluster.*, devices, num_nodes and strategy",
-            )
+        raise config_error(
+            "conflict",
+            "",
+            "jobs of one array need the same cluster.*, devices, num_nodes and strategy",
         )
     is_from_here, cwd = cwd is None, cwd or Path.cwd()
     earlier_records = [record.read(folder) for folder in folders]
@@ -265,7 +263,7 @@ def resubmit(folder: RunFolder, job: Record) -> Record:
     old_code = Path(job.code)
     if not old_code.is_dir():
         hint = "submit it again" if job.command else f"use {resume_override(folder.path)}"
-        raise ConfigError(Error("missing", job.code, f", the code of job {job.id}, is gone", hint))
+        raise config_error("missing", job.code, f", the code of job {job.id}, is gone", hint)
     settings = folder.job_config if job.command else folder.config
     tree = config_file.to_tree(config_file.load(settings)) | {"cluster": dict(job.cluster)}
     config = Config.model_validate(config_file.to_this_version(tree))
@@ -298,13 +296,11 @@ def refuse_live(folder: RunFolder) -> None:
     Also raise it if that is possible because SLURM does not answer.
     """
     for job in live_jobs([folder]):
-        raise ConfigError(
-            Error(
-                "busy",
-                display_path(folder.path),
-                f"has job {job.id}, {job.state}",
-                f"lockstep jobs cancel {job.id} first",
-            )
+        raise config_error(
+            "busy",
+            display_path(folder.path),
+            f"has job {job.id}, {job.state}",
+            f"lockstep jobs cancel {job.id} first",
         )
 
 
@@ -328,13 +324,11 @@ def _need_empty(path: Path | None) -> None:
         return
     runner.need_no_run(path)
     if path.is_dir() and any(path.iterdir()):
-        raise ConfigError(
-            Error(
-                "exists",
-                f"hydra.run.dir={path}",
-                "is not empty",
-                f"choose a new folder, e.g. {path}/run",
-            )
+        raise config_error(
+            "exists",
+            f"hydra.run.dir={path}",
+            "is not empty",
+            f"choose a new folder, e.g. {path}/run",
         )
 
 

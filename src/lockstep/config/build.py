@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lockstep.config.checks import metric_names
 from lockstep.config.checks.workers import resolve_workers
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, config_error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Open, Target
 from lockstep.system import processes
@@ -116,9 +116,9 @@ def target_errors(key: str, section: Target) -> Iterator[None]:
 
         text = located(one_line(error), error)
         if text.startswith(f"{key}."):
-            raise ConfigError(Error("failed", "", text)) from error
+            raise config_error("failed", "", text) from error
         name = f"{key}._target_={section.target}"
-        raise ConfigError(Error("failed", name, f": {text}")) from error
+        raise config_error("failed", name, f": {text}") from error
 
 
 def build(section: Target | Open, **supplied: Any) -> Any:

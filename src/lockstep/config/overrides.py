@@ -29,7 +29,7 @@ from lockstep.config.composing.compose import (
     parse_override,
 )
 from lockstep.config.composing.custom_targets import drop_replaced_parameters
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.saved.resume import merge_saved, resumed_config
 from lockstep.config.schema.configuration import Config, fields
@@ -321,4 +321,4 @@ def _compose_accepted(
     try:
         return compose(accepted_lines) if is_complete else None, errors
     except REFUSALS as error:
-        raise ConfigError(Error("failed", "", one_line(error))) from error
+        raise config_error("failed", "", one_line(error)) from error

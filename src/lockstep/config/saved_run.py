@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from lockstep.config import overrides
 from lockstep.config.composing.compose import Source, parse_override
-from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.errors import ConfigError, config_error, file_error
 from lockstep.config.overrides import Job
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
@@ -52,7 +52,7 @@ def run_to_resume(override_lines: Sequence[str]) -> RunFolder | None:
     try:
         return naming.find(str(run_name))
     except FileNotFoundError as error:
-        raise ConfigError(Error("missing", "", f"resume={error}")) from error
+        raise config_error("missing", "", f"resume={error}") from error
 
 
 def _typed_values(override_lines: Sequence[str]) -> dict[str, Any]:
@@ -87,22 +87,18 @@ def check_resume(
     max_epochs = job.config.trainer.max_epochs
     epochs, epoch = progress(folder)
     if max_epochs <= epochs:
-        raise ConfigError(
-            Error(
-                "exists",
-                f"resume={display_path(folder.path)}",
-                "is finished",
-                f"set trainer.max_epochs above {max_epochs} to train longer",
-            )
+        raise config_error(
+            "exists",
+            f"resume={display_path(folder.path)}",
+            "is finished",
+            f"set trainer.max_epochs above {max_epochs} to train longer",
         )
     if max_epochs < epoch:
-        raise ConfigError(
-            Error(
-                "range",
-                f"trainer.max_epochs={max_epochs}",
-                f"is below epoch {epoch}, where {display_path(folder.path)} is already",
-                "set at least that",
-            )
+        raise config_error(
+            "range",
+            f"trainer.max_epochs={max_epochs}",
+            f"is below epoch {epoch}, where {display_path(folder.path)} is already",
+            "set at least that",
         )
     return job
 
@@ -186,18 +182,16 @@ def progress(folder: RunFolder) -> tuple[int, int]:
     """
     facts = read_run_folder(folder)
     if facts["state"] == "broken":
-        raise ConfigError(
-            Error("damaged", display_path(folder.status_file), "cannot be read", "remove it")
+        raise config_error(
+            "damaged", display_path(folder.status_file), "cannot be read", "remove it"
         )
     try:
         epochs = int(folder.read_summary().get("epochs", 0))
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ConfigError(
-            Error(
-                "damaged",
-                f"{display_path(folder.path)}/summary.json",
-                "cannot be read",
-                "remove it",
-            )
+        raise config_error(
+            "damaged",
+            f"{display_path(folder.path)}/summary.json",
+            "cannot be read",
+            "remove it",
         ) from error
     return epochs, facts.get("epoch", 0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.assembly.session import open_session
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.inference import predict
 from lockstep.inference.options import EmbedOptions, TrainedRun
 from lockstep.inference.row_chunks import RowFile, write_rows
@@ -60,33 +60,27 @@ def features(module: Classifier, inputs: Tensor) -> Tensor:
     """
     net, count = module.net, len(module.image_format.class_names)
     if isinstance(net, Ensemble):
-        raise ConfigError(
-            Error(
-                "unsupported",
-                "features",
-                "are those of one network, not of an average",
-                "load one run, without flip",
-            )
+        raise config_error(
+            "unsupported",
+            "features",
+            "are those of one network, not of an average",
+            "load one run, without flip",
         )
     head = "".join(attach_ends(net, count).head[:1])
     if not head:
-        raise ConfigError(
-            Error(
-                "unsupported",
-                type(net).__name__,
-                f"has no last layer of {plural(count, 'output')}",
-                "name it as the `head` of its lockstep.models.Origin",
-            )
+        raise config_error(
+            "unsupported",
+            type(net).__name__,
+            f"has no last layer of {plural(count, 'output')}",
+            "name it as the `head` of its lockstep.models.Origin",
         )
     with torch.inference_mode(), module.eager_mode(), head_inputs(net, head) as layer_inputs:
         module(inputs.to(module.device))
         if not layer_inputs or layer_inputs[0].dim() < 2 or len(layer_inputs[0]) != len(inputs):
-            raise ConfigError(
-                Error(
-                    "unsupported",
-                    type(net).__name__,
-                    f"does not call its layer {head} with features of each image",
-                )
+            raise config_error(
+                "unsupported",
+                type(net).__name__,
+                f"does not call its layer {head} with features of each image",
             )
         values = layer_inputs[0].to(module.mean.dtype)
         if isinstance(net.get_submodule(head), nn.Conv2d):

@@ -20,7 +20,7 @@ from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks import reliability
 from lockstep.callbacks.custom_module import metrics_of
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import Data
 from lockstep.data.images.image_table import SPLIT_FOLDERS, ImageTable
@@ -79,10 +79,8 @@ def evaluate(
         callback = reliability.callback_of(trainer)
         findings = callback and callback.findings
         if options.pictures is not None and findings is None:
-            raise ConfigError(
-                Error(
-                    "unsupported", "--pictures", "needs one prediction for each image", "remove it"
-                )
+            raise config_error(
+                "unsupported", "--pictures", "needs one prediction for each image", "remove it"
             )
         result: dict[str, Any] = {
             "run": str(trained.folder.path),
@@ -150,13 +148,11 @@ def _load_data(
             images, selection, notes = result
             return run_parts.serve_images(session, images), selection, notes
     if options.split == "all":
-        raise ConfigError(
-            Error(
-                "conflict",
-                "--split all",
-                "is for images that are not those of the run",
-                "use test or val",
-            )
+        raise config_error(
+            "conflict",
+            "--split all",
+            "is for images that are not those of the run",
+            "use test or val",
         )
     predict.refuse_other_splits(trained)
     return run_parts.image_data(session, trained.folder), options.split or "test", {}
@@ -168,20 +164,18 @@ def _refuse_unfit(
     """Raise ConfigError if the module cannot be evaluated on the split, or with these options."""
     is_ours = isinstance(module, Classifier)
     if options.pictures is not None and not (is_ours and has_probabilities(module.task)):
-        raise ConfigError(
-            Error(
-                "unsupported",
-                "--pictures",
-                f"needs classes or labels, and task._target_={config.task.target}",
-                "remove it",
-            )
+        raise config_error(
+            "unsupported",
+            "--pictures",
+            f"needs classes or labels, and task._target_={config.task.target}",
+            "remove it",
         )
     if is_ours:
         ranking_argument(module, options.top_k)
     step = "test_step" if split == "test" else "validation_step"
     if not is_overridden(step, module):
-        raise ConfigError(
-            Error("missing", f"module._target_={config.module.target}", f"has no {step}", "add one")
+        raise config_error(
+            "missing", f"module._target_={config.module.target}", f"has no {step}", "add one"
         )
 
 

@@ -22,7 +22,7 @@ from typing_extensions import override
 from lockstep import __version__
 from lockstep.assembly.run_parts import once_a_node, open_source
 from lockstep.assembly.session import open_session
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import config_error, one_line
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.images.preprocessing import Preprocessing, resize, size_of
 from lockstep.data.splits import ImageError, Images
@@ -186,13 +186,11 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
             raise
         # Custom code, an operator that ONNX lacks, or the file on other images can fail here.
         except Exception as error:
-            raise ConfigError(
-                Error(
-                    "failed",
-                    f"model._target_={config.model.target}",
-                    "cannot be exported",
-                    located(_reason(error), error),
-                )
+            raise config_error(
+                "failed",
+                f"model._target_={config.model.target}",
+                "cannot be exported",
+                located(_reason(error), error),
             ) from error
         largest, largest_scaled = torch.stack(differences).amax(0).tolist()
         image_count = plural(len(differences), "test image")

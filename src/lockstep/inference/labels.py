@@ -7,7 +7,7 @@ from typing import Any
 from lockstep.assembly import data_record, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
 from lockstep.inference.options import LabelsOptions, TrainedRun
@@ -68,14 +68,11 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
     module, paths = predict.load_network(session, trained), []
     for split in JUDGED:
         if not isinstance(module.task, Classification) or images.by_name[split].classes is None:
-            raise ConfigError(
-                Error(
-                    "unsupported",
-                    "lockstep labels",
-                    "needs one class for each image, and "
-                    f"task._target_={session.config.task.target}",
-                    "use lockstep eval with --output",
-                )
+            raise config_error(
+                "unsupported",
+                "lockstep labels",
+                f"needs one class for each image, and task._target_={session.config.task.target}",
+                "use lockstep eval with --output",
             )
         paths.append(session.folder.path / f"{split}.csv")
         predict.write_probabilities(session, module, images.by_name[split], paths[-1], split)

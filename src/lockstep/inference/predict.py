@@ -15,7 +15,7 @@ from lockstep.assembly import data_record, networks, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks.custom_module import hash_of
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES
 from lockstep.data.images.preprocessing import PREPROCESSING_KEYS, Preprocessing
@@ -109,14 +109,11 @@ def report(
 def refuse_custom_module(config: Config, who: str) -> None:
     """Raise ConfigError for a run of a custom LightningModule, which has no task that predicts."""
     if config.has_custom_module:
-        raise ConfigError(
-            Error(
-                "unsupported",
-                who,
-                f"needs the predictions of a task, and module._target_={config.module.target} has "
-                "none",
-                "load its checkpoint with Lightning",
-            )
+        raise config_error(
+            "unsupported",
+            who,
+            f"needs the predictions of a task, and module._target_={config.module.target} has none",
+            "load its checkpoint with Lightning",
         )
 
 
@@ -135,23 +132,19 @@ def load_network(session: Session, trained: TrainedRun) -> Classifier:
     ]
     module = members[0]
     if trained.average and not calibration.has_probabilities(module.task):
-        raise ConfigError(
-            Error(
-                "unsupported",
-                f"task._target_={session.config.task.target}",
-                "has no probabilities to be averaged",
-                "give one run, not flipped",
-            )
+        raise config_error(
+            "unsupported",
+            f"task._target_={session.config.task.target}",
+            "has no probabilities to be averaged",
+            "give one run, not flipped",
         )
     forms = [member.image_format._replace(mean=(), std=()) for member in members]
     if any(form != forms[0] for form in forms):
-        raise ConfigError(
-            Error(
-                "conflict",
-                display_path(trained.folder.path),
-                "and other trials of its setting have different classes or image sizes",
-                "give one run",
-            )
+        raise config_error(
+            "conflict",
+            display_path(trained.folder.path),
+            "and other trials of its setting have different classes or image sizes",
+            "give one run",
         )
     if trained.average:
         module.net = Ensemble(members, is_flipped=trained.is_flipped)
@@ -214,9 +207,7 @@ def images_of(
             lambda: unlabeled_folder(source, preprocessing=preprocessing, channels=channels)
         )
     if len(set(gather_objects(digest))) > 1:
-        raise ConfigError(
-            Error("changed", source, "changed while the workers listed it", "start again")
-        )
+        raise config_error("changed", source, "changed while the workers listed it", "start again")
     return images
 
 
@@ -231,14 +222,12 @@ def refuse_other_splits(trained: TrainedRun) -> None:
         lambda: list(map(data_record.recorded_splits, (trained.folder, *trained.other_folders)))
     )
     if any(splits != first for splits in others):
-        raise ConfigError(
-            Error(
-                "conflict",
-                "the average",
-                "needs other images: its networks were trained on different images of the data, "
-                "and so on some of this split",
-                "name a folder, or read out_of_fold.csv of a sweep over folds",
-            )
+        raise config_error(
+            "conflict",
+            "the average",
+            "needs other images: its networks were trained on different images of the data, "
+            "and so on some of this split",
+            "name a folder, or read out_of_fold.csv of a sweep over folds",
         )
 
 

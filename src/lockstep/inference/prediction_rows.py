@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.distributed.batch import Batch
 from lockstep.distributed.partition import Shard
 from lockstep.inference import selective
@@ -54,14 +54,12 @@ class PredictionRows:
             outputs = self.module(inputs)
             predictions = task.predictions(self.module.calibration(outputs))
             if predictions.dim() != 2:
-                raise ConfigError(
-                    Error(
-                        "unsupported",
-                        self.task_target,
-                        f"predicts shapes {tuple(predictions.shape[1:])}, "
-                        "and a file has rows of numbers",
-                        "use lockstep.load in Python",
-                    )
+                raise config_error(
+                    "unsupported",
+                    self.task_target,
+                    f"predicts shapes {tuple(predictions.shape[1:])}, "
+                    "and a file has rows of numbers",
+                    "use lockstep.load in Python",
                 )
             cells = task.cells(predictions, self.module.image_format.class_names, **self.ranks)
             if self.threshold is not None:
@@ -87,22 +85,18 @@ def ranking_argument(module: Classifier, top_k: int, *, is_shown: bool = False) 
     if is_shown and can_rank:
         top_k = max(top_k, min(2, count))
     if top_k > 1 and not can_rank:
-        raise ConfigError(
-            Error(
-                "unsupported",
-                f"--top-k {top_k}",
-                f": {type(module.task).__name__} ranks no classes",
-                "remove it",
-            )
+        raise config_error(
+            "unsupported",
+            f"--top-k {top_k}",
+            f": {type(module.task).__name__} ranks no classes",
+            "remove it",
         )
     if top_k > count:
-        raise ConfigError(
-            Error(
-                "range",
-                f"--top-k {top_k}",
-                f": the run has {count} classes",
-                f"use {count} at most",
-            )
+        raise config_error(
+            "range",
+            f"--top-k {top_k}",
+            f": the run has {count} classes",
+            f"use {count} at most",
         )
     return {"top_k": top_k} if top_k > 1 else {}
 
@@ -117,14 +111,12 @@ def _truths(module: Classifier, targets: Tensor) -> list[list[str]]:
         return [[str(class_names[number])] for number in targets.tolist()]
     rows = targets.reshape(len(targets), -1)
     if rows.shape[1] != len(class_names):
-        raise ConfigError(
-            Error(
-                "unsupported",
-                "--output",
-                "needs one number for each column, and the data has "
-                f"targets of shape {tuple(targets.shape[1:])} "
-                f"for {len(class_names)} {module.task.output_noun}",
-            )
+        raise config_error(
+            "unsupported",
+            "--output",
+            "needs one number for each column, and the data has "
+            f"targets of shape {tuple(targets.shape[1:])} "
+            f"for {len(class_names)} {module.task.output_noun}",
         )
     return [[f"{value:.6g}" for value in row] for row in rows.tolist()]
 

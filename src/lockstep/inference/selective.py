@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.inference import tables
 from lockstep.runs.folder import RunFolder
@@ -83,47 +83,38 @@ def threshold_of(
         return None, average and f"{average}\n"
     option += f"{max_error:g}"
     if not 0 < max_error < 1:
-        raise ConfigError(
-            Error("value", option, "is not between 0 and 1", "use an error rate such as 0.05")
+        raise config_error(
+            "value", option, "is not between 0 and 1", "use an error rate such as 0.05"
         )
     if average:
-        raise ConfigError(
-            Error(
-                "conflict",
-                option,
-                "holds for the probabilities of one network, not for an average",
-                "give one run, without mirror images",
-            )
+        raise config_error(
+            "conflict",
+            option,
+            "holds for the probabilities of one network, not for an average",
+            "give one run, without mirror images",
         )
     if key := next(filter(config.data.arguments().get, ("group", "group_column")), ""):
-        raise ConfigError(
-            Error(
-                "unsupported",
-                option,
-                f"needs independent images, and images of one group (data.{key}) are not",
-                "leave it out, and read the probabilities of the rows",
-            )
+        raise config_error(
+            "unsupported",
+            option,
+            f"needs independent images, and images of one group (data.{key}) are not",
+            "leave it out, and read the probabilities of the rows",
         )
     contents = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
     entry = contents.get("calibration", {})
     if not config.calibrate or "val" not in entry:
-        raise ConfigError(
-            Error(
-                "missing",
-                option,
-                "needs calibrate=true and calibrated validation images in "
-                f"{display_path(checkpoint)}",
-                "use the best checkpoint of a classification trained to its end",
-            )
+        raise config_error(
+            "missing",
+            option,
+            f"needs calibrate=true and calibrated validation images in {display_path(checkpoint)}",
+            "use the best checkpoint of a classification trained to its end",
         )
     if UNKNOWN in contents["image_format"]["class_names"]:
-        raise ConfigError(
-            Error(
-                "conflict",
-                option,
-                f"answers {UNKNOWN}, which is a class of this run, too",
-                "rename the class",
-            )
+        raise config_error(
+            "conflict",
+            option,
+            f"answers {UNKNOWN}, which is a class of this run, too",
+            "rename the class",
         )
     samples = [
         (f"{name} images", entry[split]["confidences"].numpy(), entry[split]["is_right"].numpy())
@@ -144,13 +135,11 @@ def threshold_of(
             if choose(confidences, is_right, step / 1000) is not None:
                 hint += f", or use {step / 1000:g}"
                 break
-        raise ConfigError(
-            Error(
-                "unsupported",
-                option,
-                f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
-                hint,
-            )
+        raise config_error(
+            "unsupported",
+            option,
+            f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
+            hint,
         )
     share, *test_shares = [_share(threshold, *sample) for sample in samples]
     lines = [

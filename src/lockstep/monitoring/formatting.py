@@ -37,9 +37,9 @@ def number(value: float | None) -> str:
 
 def setting(value: Any) -> str:
     """Format a setting as it is typed."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, separators=(",", ":"), default=str)
+    return (
+        value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+    )
 
 
 def text(value: Any) -> str:
@@ -57,14 +57,16 @@ def text(value: Any) -> str:
 def epochs(facts: Mapping[str, Any]) -> str:
     if "epoch" not in facts:
         return NONE
-    return f"{facts['epoch']}/{facts.get('max_epochs', '?')}"
+    return (
+        f"{facts['epoch']}/{facts['max_epochs']}" if "max_epochs" in facts else str(facts["epoch"])
+    )
 
 
 def best(facts: Mapping[str, Any]) -> str:
     """Format the best value so far, with the name of its metric."""
-    if "best" not in facts:
-        return NONE
-    return f"{facts.get('monitor', '')} {number(facts['best'])}".strip()
+    return (
+        f"{facts.get('monitor', '')} {number(facts['best'])}".strip() if "best" in facts else NONE
+    )
 
 
 def time(seconds: float | None) -> str:
@@ -73,10 +75,10 @@ def time(seconds: float | None) -> str:
 
 def moment(seconds: float | None) -> str:
     """Format seconds since 1970 as local date and time."""
-    if seconds is None:
-        return NONE
     try:
-        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+        return (
+            f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
+        )
     except (ValueError, OverflowError, OSError):
         # The moment is beyond the calendar.
         return NONE

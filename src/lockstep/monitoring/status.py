@@ -28,46 +28,43 @@ def show_status(folder: RunFolder, *, is_json: bool) -> int:
 
 
 def _progress(facts: JsonObject) -> Rows:
+    state, is_live = facts["state"], facts["state"] in LIVE_STATES
+    steps = f", step {facts['step']:,}" if "step" in facts else ""
+    steps += f" of {facts['total_steps']:,}" if steps and "total_steps" in facts else ""
+    has_time = is_live and facts.get("epoch_remaining_s")
+    inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
+    since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
+    elapsed = (
+        f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}"
+        if "elapsed_s" in facts
+        else ""
+    )
+    remaining = (
+        f", about {duration(facts['remaining_s'])} left"
+        if is_live and facts.get("remaining_s")
+        else ""
+    )
+    speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
+    speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: Rows = [
-        ("state", formatting.state(facts["state"])),
+        ("state", formatting.state(state)),
         ("reason", facts.get("reason", "") or _silence(facts)),
+        ("progress", f"{facts['percent']:.1f} %" if "percent" in facts else ""),
+        (
+            "epoch",
+            f"{facts['epoch']} of {facts.get('max_epochs', '?')}{steps}{inside}"
+            if "epoch" in facts
+            else "",
+        ),
+        ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
+        ("time", elapsed + remaining),
+        ("speed", ", ".join(speed)),
+        ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
+        ("best", formatting.best(facts) if "best" in facts else ""),
+        ("weights", facts.get("weights_sha256", "")[:12]),
+        ("metrics", _epoch_of_metrics(facts) if "metrics_epoch" in facts else ""),
     ]
-    if "percent" in facts:
-        rows.append(("progress", f"{facts['percent']:.1f} %"))
-    if "epoch" in facts:
-        rows.append(("epoch", _epoch(facts)))
-    if facts.get("skipped_steps"):
-        rows.append(("skipped", f"{facts['skipped_steps']:,} steps"))
-    if "elapsed_s" in facts:
-        rows.append(("time", _time(facts)))
-    if facts.get("images_per_s"):
-        rows.append(("speed", f"{facts['images_per_s']:,.0f} images/s"))
-    if facts.get("epoch_s"):
-        rows.append(("epoch time", duration(facts["epoch_s"])))
-    if "learning_rate" in facts:
-        rows.append(("learning rate", f"{facts['learning_rate']:.4g}"))
-    if "best" in facts:
-        rows.append(("best", formatting.best(facts)))
-    rows.append(("weights", facts.get("weights_sha256", "")[:12]))
-    if "metrics_epoch" in facts:
-        rows.append(("metrics", _epoch_of_metrics(facts)))
     return rows + [(metric, formatting.number(value)) for metric, value in facts["metrics"].items()]
-
-
-def _epoch(facts: JsonObject) -> str:
-    epoch = f"{facts['epoch']} of {facts.get('max_epochs', '?')}"
-    if "step" in facts:
-        epoch += f", step {facts['step']:,}"
-    if "total_steps" in facts:
-        epoch += f" of {facts['total_steps']:,}"
-    return epoch
-
-
-def _time(facts: JsonObject) -> str:
-    elapsed = duration(facts["elapsed_s"])
-    if facts["state"] in LIVE_STATES and facts.get("remaining_s"):
-        return f"{elapsed}, about {duration(facts['remaining_s'])} left"
-    return elapsed
 
 
 def _epoch_of_metrics(facts: JsonObject) -> str:
@@ -88,25 +85,20 @@ def _silence(facts: JsonObject) -> str:
 
 
 def _process(facts: JsonObject, folder: RunFolder) -> Rows:
-    workers = facts.get("device", "")
-    if facts.get("workers", 1) > 1:
-        workers = f"{facts['workers']} x {workers}"
-    rows: Rows = [
-        ("workers", workers),
+    device, updated = facts.get("device", ""), facts.get("updated")
+    process = f"pid {facts['pid']}" if "pid" in facts else ""
+    process += f" on {facts['host']}" if process and "host" in facts else ""
+    ago = f", {duration(_since(updated))} ago" if updated else ""
+    return [
+        ("workers", f"{facts['workers']} x {device}" if facts.get("workers", 1) > 1 else device),
         ("worker weights", facts.get("worker_weights", "")),
         ("precision", facts.get("precision", "")),
+        ("process", process),
+        ("started", formatting.moment(facts["started"]) if "started" in facts else ""),
+        ("updated", f"{formatting.moment(updated)}{ago}" if updated else ""),
+        ("failure", display_path(folder.failure) if folder.failure.is_file() else ""),
+        ("run folder", display_path(folder.path)),
     ]
-    if "pid" in facts:
-        rows.append(("process", f"pid {facts['pid']} on {facts.get('host', 'its machine')}"))
-    if "started" in facts:
-        rows.append(("started", formatting.moment(facts["started"])))
-    if facts.get("updated"):
-        ago = f"{duration(_since(facts['updated']))} ago"
-        rows.append(("updated", f"{formatting.moment(facts['updated'])}, {ago}"))
-    if folder.failure.is_file():
-        rows.append(("failure", display_path(folder.failure)))
-    rows.append(("run folder", display_path(folder.path)))
-    return rows
 
 
 def _next(facts: JsonObject, folder: RunFolder) -> tuple[str, str]:
@@ -119,8 +111,11 @@ def _next(facts: JsonObject, folder: RunFolder) -> tuple[str, str]:
     if state == "finished":
         return "evaluate", f"lockstep eval {run}"
     if state == "not started":
-        has_job = folder.job_file.is_file()
-        return ("look", f"lockstep jobs show {run}") if has_job else ("start", resume)
+        return (
+            ("look", f"lockstep jobs show {run}")
+            if folder.job_file.is_file()
+            else ("start", resume)
+        )
     if state == "broken":
         return "look", f"cat {quote_path(folder.status_file)}"
     if has_bad_loss(facts):

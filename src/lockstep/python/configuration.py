@@ -14,7 +14,7 @@ from lockstep.cluster import request
 from lockstep.cluster.request import Request
 from lockstep.config import overrides, saved_run
 from lockstep.config.composing import compose, typed_text
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, config_error
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
@@ -61,8 +61,8 @@ def check_request(
             if is_submitted
             else "is not for lockstep.train, which trains here"
         )
-        raise ConfigError(
-            Error("conflict", f"cluster={training_request.config.cluster.name}", problem, hint)
+        raise config_error(
+            "conflict", f"cluster={training_request.config.cluster.name}", problem, hint
         )
     return training_request
 
@@ -76,13 +76,11 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
     if isinstance(typed_overrides, str) or not all(
         isinstance(argument, str) for argument in typed_overrides
     ):
-        raise ConfigError(
-            Error(
-                "value",
-                repr(typed_overrides),
-                "is not a list of settings",
-                "write ['optimizer.lr=0.1']",
-            )
+        raise config_error(
+            "value",
+            repr(typed_overrides),
+            "is not a list of settings",
+            "write ['optimizer.lr=0.1']",
         )
     multirun = ("-m", "--multirun")
     errors = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.cluster import jobs, request, waiting
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
 from lockstep.python.run import Run
@@ -92,13 +92,11 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     overrides = configuration.readable(overrides)
     config = configuration.check_sweep(overrides)
     if config.cluster.name != "none" and (config.search is None or config.cluster.name == "local"):
-        raise ConfigError(
-            Error(
-                "conflict",
-                f"cluster={config.cluster.name}",
-                "submits the trials",
-                "use lockstep.submit",
-            )
+        raise config_error(
+            "conflict",
+            f"cluster={config.cluster.name}",
+            "submits the trials",
+            "use lockstep.submit",
         )
     ledger = _start_sweep(overrides, config)
     rows = table_facts(ledger, present_table(ledger))["trials"]
@@ -125,13 +123,11 @@ def submit(overrides: Sequence[str]) -> list[Job]:
     if config.cluster.name == "none" or (
         config.search is not None and config.cluster.name == "slurm"
     ):
-        raise ConfigError(
-            Error(
-                "conflict",
-                f"cluster={config.cluster.name}",
-                "needs the command of a sweep",
-                "use lockstep.sweep",
-            )
+        raise config_error(
+            "conflict",
+            f"cluster={config.cluster.name}",
+            "needs the command of a sweep",
+            "use lockstep.sweep",
         )
     ledger = _start_sweep(overrides, config)
     trials = [trial.folder.path for trial in ledger.trials]
@@ -159,7 +155,5 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
         raise
     path = ledger.find(Path("outputs"), config.sweep.name, redact(ledger.command_of(overrides)))
     if code == EXIT_CONFIG or path is None:
-        raise ConfigError(
-            Error("failed", "", "the sweep did not start", "its errors are printed above")
-        )
+        raise config_error("failed", "", "the sweep did not start", "its errors are printed above")
     return Ledger.open(path.resolve())

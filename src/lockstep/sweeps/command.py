@@ -13,7 +13,7 @@ from lockstep.assembly import checkpoints
 from lockstep.cluster import submission
 from lockstep.cluster.jobs import Job
 from lockstep.config import build
-from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.errors import ConfigError, config_error, file_error
 from lockstep.config.saved import config_file, project
 from lockstep.config.saved.resume import keep_resolved
 from lockstep.config.schema.configuration import Config
@@ -65,13 +65,11 @@ def prepare_trial(
     trial = ledger.find(trial_overrides)
     config, subdir = compose(overrides, ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
-        raise ConfigError(
-            Error(
-                "missing",
-                "scale_with_workers=true",
-                "needs a number of workers",
-                "set trainer.devices=...",
-            )
+        raise config_error(
+            "missing",
+            "scale_with_workers=true",
+            "needs a number of workers",
+            "set trainer.devices=...",
         )
     config = build.resolve_config(config)
     # A killed command may have left the files of another trial.
@@ -104,13 +102,11 @@ def _check_same(ledger: Ledger, trial: Trial, saved_config: Config, config: Conf
     after = dict(leaves(tree, ""))
     for key in before | after:
         if before.get(key) != after.get(key) and scope(key, tree) not in FREE_IN_A_RESUMED_SWEEP:
-            raise ConfigError(
-                Error(
-                    "changed",
-                    f"trial {trial.number} of {display_path(ledger.path)}",
-                    f"was made with another {key}",
-                    "sweep.name=... starts another sweep",
-                )
+            raise config_error(
+                "changed",
+                f"trial {trial.number} of {display_path(ledger.path)}",
+                f"was made with another {key}",
+                "sweep.name=... starts another sweep",
             )
 
 
@@ -126,13 +122,11 @@ def check_study(
     if not ledger.trials:
         return
     if changes := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
-        raise ConfigError(
-            Error(
-                "changed",
-                display_path(ledger.path),
-                f"was started with other settings, see {min(changes)}",
-                "choose another sweep.name",
-            )
+        raise config_error(
+            "changed",
+            display_path(ledger.path),
+            f"was started with other settings, see {min(changes)}",
+            "choose another sweep.name",
         )
     trial = ledger.trials[0]
     if trial.folder.config.exists():
@@ -265,14 +259,12 @@ def _live_jobs(ledger: Ledger, *, is_submitted: bool) -> dict[int, Job]:
     """
     live_jobs = array.live_jobs(ledger)
     if live_jobs and not is_submitted:
-        raise ConfigError(
-            Error(
-                "busy",
-                f"trial {min(live_jobs)} of {display_path(ledger.path)}",
-                "has a pending or running job",
-                f"wait for it, or lockstep jobs cancel {quote_path(ledger.path)}; "
-                "cluster=slurm shows its state",
-            )
+        raise config_error(
+            "busy",
+            f"trial {min(live_jobs)} of {display_path(ledger.path)}",
+            "has a pending or running job",
+            f"wait for it, or lockstep jobs cancel {quote_path(ledger.path)}; "
+            "cluster=slurm shows its state",
         )
     for trial in ledger.trials:
         if trial.number not in live_jobs and trial.state in LIVE_STATES:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import config_error
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.sections import Launcher
 from lockstep.system.text import plural
@@ -63,13 +63,11 @@ def num_parallel(
     if launcher.parallel != "auto":
         if launcher.parallel > num_devices:
             device_count = plural(num_devices, "GPU" if uses_gpus else "core")
-            raise ConfigError(
-                Error(
-                    "machine",
-                    f"launcher.parallel={launcher.parallel}",
-                    f", but this machine has {device_count}",
-                    f"use at most {num_devices}",
-                )
+            raise config_error(
+                "machine",
+                f"launcher.parallel={launcher.parallel}",
+                f", but this machine has {device_count}",
+                f"use at most {num_devices}",
             )
         return launcher.parallel
     min_workers = 1 if uses_gpus else min(_num_cpu_workers(config) for config in configs)
@@ -88,12 +86,12 @@ def need(config: Config, machine: Machine, num_parallel: int) -> Need:
     key, problem = f"trainer.devices={devices}", f", but this machine has {plural(num_gpus, 'GPU')}"
     if isinstance(devices, list):
         if max(devices) >= num_gpus:
-            raise ConfigError(Error("machine", key, problem, "use smaller numbers"))
+            raise config_error("machine", key, problem, "use smaller numbers")
         return Need(len(devices), tuple(devices))
     if devices == "auto":
         devices = 1 if config.strategy.name == "single_device" else max(1, num_gpus // num_parallel)
     if devices > num_gpus:
-        raise ConfigError(Error("machine", key, problem, f"use at most {num_gpus}"))
+        raise config_error("machine", key, problem, f"use at most {num_gpus}")
     return Need(devices, devices)
 
 

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from lockstep.config import build
 from lockstep.config.composing.sweep_space import Interval, Space
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, config_error
 from lockstep.config.schema.target_sections import Search
 from lockstep.runs.discovery import read_rows
 from lockstep.runs.files import open_to_append
@@ -80,32 +80,26 @@ def study_in(
             load_if_exists=True,
         )
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise ConfigError(
-            Error(
-                "damaged",
-                display_path(file),
-                "cannot be read",
-                "remove it, and the same command adds the trials there are to a new one",
-            )
+        raise config_error(
+            "damaged",
+            display_path(file),
+            "cannot be read",
+            "remove it, and the same command adds the trials there are to a new one",
         ) from error
     if study.directions != [direction]:
-        raise ConfigError(
-            Error(
-                "changed",
-                display_path(ledger.path),
-                "optimizes something else",
-                "choose another sweep.name",
-            )
+        raise config_error(
+            "changed",
+            display_path(ledger.path),
+            "optimizes something else",
+            "choose another sweep.name",
         )
     points = trials_by_point(ledger, space)
     if len(points) < len(ledger.trials):
-        raise ConfigError(
-            Error(
-                "changed",
-                display_path(ledger.path),
-                "has several seeds of a point, of an earlier version",
-                "choose another sweep.name",
-            )
+        raise config_error(
+            "changed",
+            display_path(ledger.path),
+            "has several seeds of a point, of an earlier version",
+            "choose another sweep.name",
         )
     last_states = {}
     for trial in study.get_trials(deepcopy=False):

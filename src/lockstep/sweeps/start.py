@@ -14,7 +14,7 @@ from lockstep.config import overrides
 from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose, sweep_space
 from lockstep.config.composing.compose import Source
-from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.errors import ConfigError, Error, config_error, errors_of
 from lockstep.config.overrides import Job
 from lockstep.config.schema.configuration import Config
 from lockstep.runs import naming
@@ -75,13 +75,11 @@ def check_inputs(configs: Sequence[Config]) -> None:
     """
     is_on_test = any(config.data.validate_on_test for config in configs)
     if configs[0].sweep.test == "best" and is_on_test:
-        raise ConfigError(
-            Error(
-                "conflict",
-                "sweep.test=best",
-                "selects by the validation, which data.validate_on_test=true does on the test",
-                "set sweep.test=all",
-            )
+        raise config_error(
+            "conflict",
+            "sweep.test=best",
+            "selects by the validation, which data.validate_on_test=true does on the test",
+            "set sweep.test=all",
         )
     if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
         checked_data = []

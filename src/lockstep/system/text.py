@@ -15,9 +15,7 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
     `many` is for irregular plurals, e.g. 2 classes.
     """
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count:,} {many or f'{noun}s'}"
+    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
 
 
 def size_text(num_bytes: int) -> str:
@@ -25,17 +23,13 @@ def size_text(num_bytes: int) -> str:
     value, units = float(num_bytes), ["bytes", "KiB", "MiB", "GiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
-    if units[0] == "bytes":
-        return f"{num_bytes:,} bytes"
-    return f"{value:,.1f} {units[0]}"
+    return f"{value:,.0f} bytes" if units[0] == "bytes" else f"{value:,.1f} {units[0]}"
 
 
 def join_names(names: Sequence[str], max_names: int = 3, separator: str = ", ") -> str:
     """Return the first names, and the number of the others."""
-    text = separator.join(names[:max_names])
-    if len(names) > max_names:
-        text += f" and {len(names) - max_names:,} more"
-    return text
+    remainder = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return separator.join(names[:max_names]) + remainder
 
 
 def similar_names(names: Sequence[str]) -> str:
@@ -55,11 +49,9 @@ def similar_names(names: Sequence[str]) -> str:
         key = str(Fraction(key)) if re.fullmatch(r"[-+]?\d{1,40}(\.\d{0,40})?", key) else key
         groups.setdefault(key, {})[name] = None
     similar_groups = list[str]()
-    for group in groups.values():
-        if len(group) > 1:
-            forms = {unicodedata.normalize("NFC", name) for name in group}
-            to_text = ascii if len(forms) < len(group) else repr
-            similar_groups.append(" = ".join(map(to_text, group)))
+    for group in (group for group in groups.values() if len(group) > 1):
+        forms = {unicodedata.normalize("NFC", name) for name in group}
+        similar_groups.append(" = ".join(map(ascii if len(forms) < len(group) else repr, group)))
     return join_names(similar_groups, separator="; ")
 
 
@@ -81,18 +73,17 @@ def near_names(name: str, names: Iterable[str], count: int = 1, cutoff: float = 
     from difflib import get_close_matches
 
     names = list(names)
-    if matches := get_close_matches(name, names, count, cutoff):
-        return matches
     by_lower = {candidate.lower(): candidate for candidate in names}
-    matches = get_close_matches(name.lower(), by_lower, count, cutoff)
-    return [by_lower[match] for match in matches]
+    matches = get_close_matches(name, names, count, cutoff)
+    return matches or [
+        by_lower[candidate]
+        for candidate in get_close_matches(name.lower(), by_lower, count, cutoff)
+    ]
 
 
 def question(candidates: Sequence[str], otherwise: str) -> str:
     """Return a question that names what may have been meant, or else `otherwise`."""
-    if not candidates:
-        return otherwise
-    return f"did you mean {' or '.join(candidates)}?"
+    return f"did you mean {' or '.join(candidates)}?" if candidates else otherwise
 
 
 def expand_path(path: str) -> str:

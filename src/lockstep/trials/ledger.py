@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lockstep.config.errors import ConfigError, Error, file_error
+from lockstep.config.errors import ConfigError, config_error, file_error
 from lockstep.runs import naming, permissions
 from lockstep.runs.discovery import read_run_folder
 from lockstep.runs.files import read_json, write_json
@@ -101,12 +101,10 @@ class Ledger:
         new_trial = Trial(self.next_number, tuple(overrides), RunFolder(self.path / subdir))
         for trial in self.trials:
             if trial.folder == new_trial.folder:
-                raise ConfigError(
-                    Error(
-                        "conflict",
-                        f"hydra.sweep.subdir={subdir}",
-                        f"is already the folder of trial {trial.number}",
-                    )
+                raise config_error(
+                    "conflict",
+                    f"hydra.sweep.subdir={subdir}",
+                    f"is already the folder of trial {trial.number}",
                 )
         self.trials.append(new_trial)
         return new_trial
@@ -178,13 +176,11 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     except PermissionError as error:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            Error(
-                "damaged",
-                naming.display_path(folder.path / SWEEP),
-                f"cannot be read ({error})",
-                "choose another sweep.name",
-            )
+        raise config_error(
+            "damaged",
+            naming.display_path(folder.path / SWEEP),
+            f"cannot be read ({error})",
+            "choose another sweep.name",
         ) from error
 
 

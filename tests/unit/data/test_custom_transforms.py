@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
+from lockstep.data.images.dataset_samples import refuse_unpicklable
 from lockstep.data.splits import ImageError
 from lockstep.data.transforms.custom import CustomTransforms
 from lockstep.distributed.rng import seed_of
@@ -107,5 +108,5 @@ def test_own_generator_refused() -> None:
 
 
 def test_lambda_refused() -> None:
-    with pytest.raises(ImageError, match=r"^augment\.custom\.noise cannot be pickled"):
-        CustomTransforms({KEY: lambda image: image}, 0).refuse_unpicklable()
+    with pytest.raises(ImageError, match=r"^augment\.custom\.noise \(function\) cannot be pickled"):
+        refuse_unpicklable(lambda image: image, KEY)

@@ -5,7 +5,7 @@ The checks use no torch and do not open a file.
 
 from pathlib import Path
 
-from lockstep.config.errors import ConfigError, Error, errors_of
+from lockstep.config.errors import ConfigError, config_error, errors_of
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, Data, is_ours
 from lockstep.data.images.image_table import class_folders, require_folder, require_path
@@ -27,10 +27,8 @@ def check(section: Data) -> None:
     except (FileNotFoundError, ValueError) as error:
         raise ConfigError(*errors_of(error)) from error
     except OSError as error:
-        raise ConfigError(
-            Error(
-                "access", f"data.root={section.root}", f"cannot be read ({error})", "check access"
-            )
+        raise config_error(
+            "access", f"data.root={section.root}", f"cannot be read ({error})", "check access"
         ) from error
 
 
@@ -43,13 +41,11 @@ def check_weights(config: Config) -> None:
         and isinstance(pretrained, str)
         and not Path(expand_path(pretrained)).is_file()
     ):
-        raise ConfigError(
-            Error(
-                "missing",
-                f"model.pretrained={pretrained}",
-                "is not a file",
-                "correct it, or use true or false",
-            )
+        raise config_error(
+            "missing",
+            f"model.pretrained={pretrained}",
+            "is not a file",
+            "correct it, or use true or false",
         )
 
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lockstep.config.composing.compose import parse_override
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import config_error, one_line
 
 
 @contextlib.contextmanager
@@ -62,4 +62,4 @@ def _text(cfg: DictConfig, key: str) -> str:
     try:
         return str(OmegaConf.select(cfg, key))
     except OmegaConfBaseException as error:
-        raise ConfigError(Error("failed", key, f": {one_line(error)}")) from error
+        raise config_error("failed", key, f": {one_line(error)}") from error

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
 
 from lockstep.config.composing.compose import parse_override
-from lockstep.config.errors import ConfigError, Error, Errors
+from lockstep.config.errors import Error, Errors, config_error
 from lockstep.config.schema.legal_keys import Groups
 
 
@@ -65,22 +65,18 @@ def separate_space(overrides: Sequence[str], options: Groups) -> tuple[list[str]
     swept = [o for o in parsed_overrides if o.is_sweep_override()]
     space = {override.get_key_element(): _values(override, options) for override in swept}
     if not space:
-        raise ConfigError(
-            Error(
-                "missing",
-                "search=...",
-                "needs an interval to search",
-                "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'",
-            )
+        raise config_error(
+            "missing",
+            "search=...",
+            "needs an interval to search",
+            "e.g. 'optimizer.lr=tag(log, interval(0.01, 1))'",
         )
     if folds := [key for key in space if key.lstrip("+") == "data.fold"]:
-        raise ConfigError(
-            Error(
-                "conflict",
-                folds[0],
-                "in a search would choose the easiest fold",
-                "give one, or sweep without search",
-            )
+        raise config_error(
+            "conflict",
+            folds[0],
+            "in a search would choose the easiest fold",
+            "give one, or sweep without search",
         )
     return fixed, space
 
@@ -90,15 +86,15 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     if isinstance(value, IntervalSweep):
         interval = Interval(value.start or 0, value.end or 0, None, "log" in value.tags)
         if interval.low >= interval.high:
-            raise ConfigError(
-                Error("value", line, "ends before it begins", "write the smaller number first")
+            raise config_error(
+                "value", line, "ends before it begins", "write the smaller number first"
             )
         return interval
     if isinstance(value, RangeSweep):
         start, stop = value.start or 0, value.stop or 0
         count = math.ceil((stop - start) / value.step) if value.step else 0
         if count <= 0:
-            raise ConfigError(Error("value", line, "has no value", "widen it"))
+            raise config_error("value", line, "has no value", "widen it")
         low, high = sorted((start, start + (count - 1) * value.step))
         return Interval(low, high, abs(value.step), False)
     if not isinstance(value, Glob):
@@ -106,8 +102,8 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     group_options = list(options.get(override.key_or_group, ()))
     matches = tuple(value.filter(group_options))
     if not matches:
-        raise ConfigError(
-            Error("unknown", line, "matches no option", f"choose from {', '.join(group_options)}")
+        raise config_error(
+            "unknown", line, "matches no option", f"choose from {', '.join(group_options)}"
         )
     return matches
 

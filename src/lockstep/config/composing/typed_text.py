@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from lockstep.config.composing.compose import parse_override
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import Error, config_error
 from lockstep.runs.naming import hydra_text
 from lockstep.system.text import expand_path
 
@@ -30,13 +30,11 @@ def hydra_overrides(overrides: Sequence[str]) -> list[str]:
         keys = ("experiment", "data", "data.root", "resume")
         conflicts = [line for line in lines if line.partition("=")[0].lstrip("+") in keys]
         if conflicts or len(folders) > 1:
-            raise ConfigError(
-                Error(
-                    "conflict",
-                    folders[0],
-                    f"means {' '.join(settings)}",
-                    f"remove it, or {' '.join([*folders[1:], *conflicts])}",
-                )
+            raise config_error(
+                "conflict",
+                folders[0],
+                f"means {' '.join(settings)}",
+                f"remove it, or {' '.join([*folders[1:], *conflicts])}",
             )
         lines = [*settings, *lines]
     return [_quote_text(line) for line in lines]

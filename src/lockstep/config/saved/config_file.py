@@ -8,7 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 import lockstep
-from lockstep.config.errors import ConfigError, Error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import IMAGE_FOLDER, IMAGE_LIST, LIBRARIES
 from lockstep.runs import naming
@@ -164,7 +164,7 @@ def load_tree(path: Path) -> Tree:
     try:
         tree = from_yaml(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(Error("damaged", str(path), "cannot be read", one_line(error))) from error
+        raise config_error("damaged", str(path), "cannot be read", one_line(error)) from error
     if not isinstance(tree, dict):
-        raise ConfigError(Error("damaged", str(path), "contains no configuration"))
+        raise config_error("damaged", str(path), "contains no configuration")
     return tree

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import lockstep
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error
+from lockstep.config.errors import ConfigError, Error, config_error
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
@@ -43,8 +43,8 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
     if run is not None and any(
         path.resolve().is_relative_to(run.path) for path in (folder, started_in)
     ):
-        raise ConfigError(
-            Error("untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST)
+        raise config_error(
+            "untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST
         )
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)
@@ -58,8 +58,8 @@ def current() -> Path:
     try:
         return Path.cwd()
     except OSError as error:
-        raise ConfigError(
-            Error("missing", "the current folder", "was removed", "change to another one")
+        raise config_error(
+            "missing", "the current folder", "was removed", "change to another one"
         ) from error
 
 
@@ -183,8 +183,8 @@ def _recorded_project(folder: RunFolder) -> Project:
             tuple(os.path.normpath(base / path) for path in record.get("started_in", ())),
         )
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(
-            Error("damaged", str(folder.facts_file), "cannot be read", str(error))
+        raise config_error(
+            "damaged", str(folder.facts_file), "cannot be read", str(error)
         ) from error
 
 

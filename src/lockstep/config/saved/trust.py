@@ -11,7 +11,7 @@ from typing import Any
 import lockstep
 from lockstep.config.checks import signatures
 from lockstep.config.composing.compose import REFUSALS, Source, compose_config, plain_tree
-from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.errors import config_error, literal
 from lockstep.config.saved import project
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
@@ -106,7 +106,7 @@ def check(
                 hint = naming.TRUST
             escaped_setting = setting.encode("unicode_escape").decode()
             location = naming.display_path(run.path)
-            raise ConfigError(Error("untrusted", f"{escaped_setting} of {location}", problem, hint))
+            raise config_error("untrusted", f"{escaped_setting} of {location}", problem, hint)
 
 
 def _compose_defaults(source: Source) -> dict[str, Any]:

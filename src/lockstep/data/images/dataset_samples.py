@@ -8,6 +8,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,18 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]
     else:
         return image.as_subclass(Tensor), target.as_subclass(Tensor)
     raise ImageError([f"{setting}: {problem}."])
+
+
+def refuse_unpicklable(value: object, setting: str) -> None:
+    """Raise ImageError if a Dataset or a transform cannot be sent to worker processes."""
+    try:
+        ForkingPickler.dumps(value)
+    except Exception as error:  # Custom classes can raise any exception.
+        problem = (
+            f"{setting} ({type(value).__name__}) cannot be pickled ({reason_of(error)}): "
+            "replace lambdas by functions of a module, and open files later."
+        )
+        raise ImageError([problem]) from error
 
 
 @contextlib.contextmanager

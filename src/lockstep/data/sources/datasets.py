@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from multiprocessing.reduction import ForkingPickler
 from typing import Annotated, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.dataset_samples import Samples, pair, shape_text
+from lockstep.data.images.dataset_samples import Samples, pair, refuse_unpicklable, shape_text
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.sources.builtin import split_at_random
 from lockstep.data.splits import (
@@ -152,13 +151,7 @@ def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{setting} ({type_name}) has no samples: correct its paths or its selection."
         )
-    try:
-        ForkingPickler.dumps(dataset)
-    except Exception as error:  # Custom classes can raise any exception.
-        raise ValueError(
-            f"{setting} ({type_name}) cannot be pickled ({' '.join(str(error).split())}): "
-            "replace lambdas by functions of a module, and open files in __getitem__."
-        ) from error
+    refuse_unpicklable(dataset, setting)
     one_input, target = pair(dataset, 0, setting)
     return one_input.new_empty(0, *one_input.shape), target.new_empty(0, *target.shape)
 

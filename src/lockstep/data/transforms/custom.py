@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -56,19 +55,6 @@ class CustomTransforms:
                     image = _checked(result, image, key)
                 changed[i] = image
         return changed
-
-    def refuse_unpicklable(self) -> None:
-        """Raise ImageError for a transform that cannot be sent to worker processes."""
-        for key, transform in self.transforms.items():
-            try:
-                ForkingPickler.dumps(transform)
-            except Exception as error:  # Custom classes can raise any exception.
-                raise ImageError(
-                    [
-                        f"{key} cannot be pickled ({reason_of(error)}): replace lambdas by "
-                        "functions of a module."
-                    ]
-                ) from error
 
     def refuse_unrepeatable(self, make_images: Callable[[], Tensor]) -> None:
         """Raise ImageError if two calls of `make_images`, which uses the transforms, differ."""
