@@ -40,6 +40,8 @@ def message(node: ast.AST) -> str:
     Other nodes give an empty text.
     """
     match node:
+        case ast.Raise(exc=ast.Call(func=ast.Name(id="config_error"))):
+            return ""  # The call inside has the text.
         case ast.Call(
             func=ast.Name(id="Error" | "config_error"), args=[ast.Constant(value=code), *parts]
         ):
