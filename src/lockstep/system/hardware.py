@@ -44,9 +44,11 @@ def num_visible_gpus() -> int:
 
 
 def cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def num_cores() -> int:
@@ -78,9 +80,9 @@ def keep_freed_memory() -> None:
     blocks, too, would fragment the memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    prefixes = ("MALLOC_", "GLIBC_TUNABLES")
-    is_configured = any(variable.startswith(prefixes) for variable in os.environ)
-    if mallopt is not None and not is_configured:
+    if mallopt is not None and not any(
+        variable.startswith(("MALLOC_", "GLIBC_TUNABLES")) for variable in os.environ
+    ):
         mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD, the maximum of glibc
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD, the maximum of an int
 

@@ -171,8 +171,15 @@ def new_table(
 
 
 def print_table(table: Table, out: Console) -> None:
-    """Print a table, whose columns a log would otherwise not align."""
-    out.print(table, soft_wrap=False)
+    """Print a table, in a log without colors and without blanks at the ends of lines."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    paper = Console(width=LOG_WIDTH, color_system=None, force_jupyter=False)
+    with paper.capture() as capture:
+        paper.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    out.print(Text("\n".join(lines)))
 
 
 def measure(value: float) -> str:
