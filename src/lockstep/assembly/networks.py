@@ -136,12 +136,16 @@ def parameter_rules(
 
     Raises ConfigError for a rule without effect, and if no parameter is trained.
     """
-    head = "|".join(map(re.escape, attach_ends(net, num_outputs).head))
-    rules: list[ParameterRule] = []
-    for name, section in config.parameters.items():
-        if section is not None:
-            rule = ParameterRule(name, **section.model_dump())
-            rules.append(rule if rule.pattern else rule._replace(pattern=rf"^({head})\."))
+    sections = {
+        name: section.model_dump()
+        for name, section in config.parameters.items()
+        if section is not None
+    }
+    for keys in sections.values():
+        if not keys["pattern"]:
+            head = "|".join(map(re.escape, attach_ends(net, num_outputs).head))
+            keys["pattern"] = rf"^({head})\."
+    rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
     parameters = dict([*net.named_parameters(), *task.named_parameters("task")])
     errors = list(_rule_errors(rules, parameters))
     if errors:

@@ -46,8 +46,9 @@ def explain_error(error: BaseException, folder: Path, who: str) -> str | None:
         if is_of_memory(cause):
             request = REQUEST.search(str(cause))
             return f"{who} ran out of memory{f' ({request[0]})' if request else ''}. {LESS_MEMORY}"
-        is_of_shared_memory = any(phrase in str(cause) for phrase in OF_SHARED_MEMORY)
-        if isinstance(cause, RuntimeError) and is_of_shared_memory:
+        if isinstance(cause, RuntimeError) and any(
+            phrase in str(cause) for phrase in OF_SHARED_MEMORY
+        ):
             return (
                 "not enough shared memory for images that are decoded ahead: "
                 "give it more (docker run --shm-size=8g), or set a smaller data.num_workers, "
@@ -64,10 +65,10 @@ def is_of_memory(error: BaseException) -> bool:
 
     torch's error is recognized by its name, without importing torch.
     """
-    if not isinstance(error, RuntimeError):
-        return isinstance(error, MemoryError)
-    is_named = type(error).__name__ == "OutOfMemoryError"
-    return is_named or any(phrase in str(error) for phrase in OF_MEMORY)
+    is_of_torch = type(error).__name__ == "OutOfMemoryError" or any(
+        phrase in str(error) for phrase in OF_MEMORY
+    )
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_of_torch)
 
 
 def write_obstacle(path: Path) -> Error | None:

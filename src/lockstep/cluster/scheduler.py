@@ -93,9 +93,7 @@ def seconds(duration: str) -> float | None:
 
 def _exit_code(code: int, signal_number: int) -> int:
     """Return the exit code that shells report for a process, which a signal may have ended."""
-    if signal_number and not code:
-        return 128 + signal_number
-    return code
+    return 128 + signal_number if signal_number and not code else code
 
 
 def cancel(jobs: Sequence[str]) -> None:

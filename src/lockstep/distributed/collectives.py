@@ -150,8 +150,12 @@ def keep_out_of_graphs() -> None:
     """
     from lockstep.distributed.shared_memory import Neighbors
 
-    for name in ("gather", "add_up"):
-        setattr(Neighbors, name, torch.compiler.disable(getattr(Neighbors, name)))
+    Neighbors.gather = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbors.gather
+    )
+    Neighbors.add_up = torch.compiler.disable(  # pyright: ignore[reportAttributeAccessIssue]
+        Neighbors.add_up
+    )
 
 
 def leave() -> None:

@@ -36,7 +36,9 @@ class _Unused:
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        self._parameters = [value for value in model.parameters() if value.requires_grad]
+        self._parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         # The time makes the key unique to this training.
         self._key = f"lockstep unused {collectives.gather_objects(time.time_ns())[0]}"
         self._num_passes = 0

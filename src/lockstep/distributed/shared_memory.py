@@ -318,7 +318,10 @@ class Neighbors:
 
         Rows are added in rank order, so every rank has the same bits.
         """
-        for chunk in values.split(self.row_bytes // values.element_size()):
+        chunks: Sequence[Tensor] = [values]
+        if not self.fits(values):
+            chunks = values.split(self.row_bytes // values.element_size())
+        for chunk in chunks:
             first, second, *later_rows = self._gather(chunk).by_rank
             torch.add(first, second, out=chunk)
             for row in later_rows:  # The function torch.sum guarantees no order.

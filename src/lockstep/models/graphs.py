@@ -96,8 +96,9 @@ class GraphedModule:
         # The key has the `size` of the shard, so that all ranks count the same keys.
         key = (inputs.shape, inputs.dtype, shard.size, mask_bounds)
         graphs = self._graphs.get(key)
-        is_outdated = graphs is not None and graphs.addresses != self._addresses()
-        if is_outdated or (graphs is not None and internals.has_hooks(self._layers)):
+        if graphs is not None and (
+            graphs.addresses != self._addresses() or internals.has_hooks(self._layers)
+        ):
             # This may concern this rank alone, and the others would not capture again with it.
             if is_distributed():
                 raise RuntimeError(
