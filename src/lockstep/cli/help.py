@@ -177,6 +177,7 @@ def _meaning(tree: dict[str, Any], path: Sequence[str]) -> str:
     kind, meaning = descriptions.describe(tree, list(path))
     if path[-1] == "_target_" or not kind:
         return ""
+    kind = kind.replace("|", " | ")  # A long type can break.
     return f"{meaning} ({kind})".lstrip()
 
 
