@@ -139,6 +139,16 @@ def test_adapt_channels(num_channels: int) -> None:
         torch.testing.assert_close(found[:, :3] * num_channels / 3, weight)
 
 
+def test_gray_as_color() -> None:
+    networks = []
+    for num_channels in (1, 3):
+        torch.manual_seed(0)
+        networks.append(of_torchvision(num_channels, 5, name="squeezenet1_1", **PLAIN).eval())
+    of_gray, of_color = networks
+    images = torch.rand(2, 1, 64, 64)
+    torch.testing.assert_close(of_gray(images), of_color(images.expand(-1, 3, -1, -1)))
+
+
 @pytest.mark.parametrize(
     ("make", "name", "head"),
     [
