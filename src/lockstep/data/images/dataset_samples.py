@@ -148,7 +148,7 @@ def refuse_unpicklable(value: object, setting: str) -> None:
     except Exception as error:  # Custom classes can raise any exception.
         problem = (
             f"{setting} ({type(value).__name__}) cannot be pickled ({reason_of(error)}): "
-            "replace lambdas by functions of a module, and open files later."
+            "replace lambdas by functions of a module, and open files where they are read."
         )
         raise ImageError([problem]) from error
 
