@@ -3,7 +3,6 @@
 It has its own variables, cores and output.
 """
 
-import gc
 import os
 import sys
 import threading
@@ -68,7 +67,6 @@ def _main(
         _take_variables(environ)
         if 0 in files and "PYTHONBREAKPOINT" not in environ:
             sys.breakpointhook = debug
-        gc.enable()
         code = work()
     except BaseException:
         traceback.print_exc()

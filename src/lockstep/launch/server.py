@@ -30,7 +30,6 @@ for number in range(3):
 os.close(null)
 atexit.register(_remove, os.environ.pop(processes.FOLDER), os.getpid())
 processes.is_safe_path = bool(os.environ.pop(processes.SAFE_PATH))
-gc.disable()  # Forks share the memory of the imports, as the documentation of gc.freeze describes.
 
 from lockstep.launch.worker import import_training  # noqa: E402  # takes seconds
 
@@ -39,4 +38,4 @@ try:
 # An ImportError is ignored by multiprocessing, and no fork could import torch again.
 except BaseException:
     os._exit(1)  # The command, which is alive, removes the folder of sockets.
-gc.freeze()
+gc.freeze()  # Forks share the memory of the imports, as its documentation describes.
