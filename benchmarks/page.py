@@ -22,9 +22,9 @@ HEAD = """\
 Each table has the command that measures it again, and the device and date for which it is valid. \
 *n* is the number of runs
 or rounds, and *result* their median, or their mean where marked. A mean over seeds has a
-[95 % interval](sweeps.md#seeds-and-chance). Ratios are taken within one round, and rounds \
-alternate the order. In parentheses
-are both medians of a ratio. An *aim* is what we want to reach. No run used several GPUs or \
+[95 % interval](sweeps.md#seeds-and-chance). Each round measures both sides of a ratio, in \
+alternating order. Parentheses
+show their medians. An *aim* is what we want to reach. No run used several GPUs or \
 several machines.
 
 A command prints a line for each round, and `--rounds N` sets their number. \

@@ -44,7 +44,9 @@ def _images_per_s(num_workers: int, overrides: Sequence[str]) -> float:
     return float(rows[-1]["images_per_s"])
 
 
-def _side_by_side(num_rounds: int, overrides: Sequence[str], counts: Sequence[int]) -> list[Row]:
+def _side_by_side(
+    num_rounds: int, network: str, overrides: Sequence[str], counts: Sequence[int]
+) -> list[Row]:
     """Compare one process with several, by their number.
 
     The launcher gives each its part of the cores as threads.
@@ -53,14 +55,14 @@ def _side_by_side(num_rounds: int, overrides: Sequence[str], counts: Sequence[in
     several = {str(count): lambda count=count: _images_per_s(count, overrides) for count in counts}
     rates = alternate(num_rounds, **one, **several)
     return [
-        ratio_row(f"{count} processes : 1 process", rates[str(count)], rates["1"], FORM)
+        ratio_row(f"{network}: {count} processes : 1 process", rates[str(count)], rates["1"], FORM)
         for count in counts
     ]
 
 
 def workers(num_rounds: int = 7) -> list[Row]:
     """One process on all cores against two, the full ResNet-18 on 28x28 images, batch 256."""
-    return _side_by_side(num_rounds, RESNET, [2])
+    return _side_by_side(num_rounds, "ResNet-18 at 28x28", RESNET, [2])
 
 
 def small_workers(num_rounds: int = 7) -> list[Row]:
@@ -68,7 +70,7 @@ def small_workers(num_rounds: int = 7) -> list[Row]:
 
     They train a ResNet-18 of width 16 on digits, batch 64.
     """
-    return _side_by_side(num_rounds, SMALL, [2, 4])
+    return _side_by_side(num_rounds, "width 16 at 8x8", SMALL, [2, 4])
 
 
 def virtual_shards(num_rounds: int = 3) -> list[Row]:

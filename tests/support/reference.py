@@ -25,12 +25,13 @@ from lockstep.config.schema.sections import Scope
 from lockstep.system.trees import at, leaves
 
 CONFIGURATION = """\
-# Configuration: every setting, its type and its range
+# Configuration: settings, their types and ranges
 
 Written by `python -m tests.support.reference configuration > docs/configuration.md` from the \
 schema and `conf/`; a test
 fails when it is not current. `python train.py --help` prints the same for the options that you \
-choose there.
+choose there. Options of `callbacks` and `logger` that are off by default, and \
+settings of Hydra, are in the files of `conf/`.
 
 A setting is set by `setting=value`, a group by `group=option`. Options with the same settings \
 share a table, with one

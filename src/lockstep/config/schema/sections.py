@@ -218,7 +218,7 @@ class Cluster(Section):
     account: Word | None = Field(description="SLURM account; null = the cluster's default")
     qos: Word | None = Field(description="SLURM quality of service; null = the cluster's default")
     time_min: Positive | None = Field(
-        description="time limit in minutes, after which the job is requeued"
+        description="time limit in minutes; the job saves and is requeued warn_s seconds before"
     )
     memory_gib: PositiveFloat | None = Field(
         description="memory per node in GiB; null = SLURM's default"
