@@ -295,7 +295,14 @@ def _growth(
         )
         rows.append(ratio_row(what, large_us, small_us, "{:,.0f} µs", aim="<= 1.3"))
     else:
-        rows.append(Row(what, "not measurable: the second size took no longer than the first", "", num_rounds))
+        rows.append(
+            Row(
+                what,
+                "not measurable: the second size took no longer than the first",
+                "",
+                num_rounds,
+            )
+        )
     if memory_aim:
         what = f"{way}: memory, {counts[-1]:,} : {counts[1]:,}"
         large_mib, small_mib = memories_mib[-1], memories_mib[1]

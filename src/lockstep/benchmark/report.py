@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from lockstep.benchmark import results
 from lockstep.benchmark.results import Record
 from lockstep.callbacks.plots import BLUE, new_figure, style
-from lockstep.runs.files import atomic_file
+from lockstep.runs.files import JsonObject, atomic_file
 from lockstep.system.terminal import printable
 from lockstep.system.text import plural
 
@@ -20,7 +19,7 @@ A4 = (8.27, 11.69)  # inches
 NUM_COLUMNS = 90  # characters per line
 
 
-def write(path: Path, benchmark: dict[str, Any]) -> None:
+def write(path: Path, benchmark: JsonObject) -> None:
     """Write report.pdf and epoch_time.png into the folder `path`.
 
     Does nothing if no environment was measured.
@@ -39,7 +38,7 @@ def write(path: Path, benchmark: dict[str, Any]) -> None:
             chart.savefig(file, format="png", dpi=160)
 
 
-def page(benchmark: dict[str, Any], timed_records: Sequence[Record]) -> Figure:
+def page(benchmark: JsonObject, timed_records: Sequence[Record]) -> Figure:
     """Draw the facts, the table and the chart on a page of A4."""
     records = benchmark["environments"]
     lines = [
@@ -65,7 +64,7 @@ def page(benchmark: dict[str, Any], timed_records: Sequence[Record]) -> Figure:
     return figure
 
 
-def facts(benchmark: dict[str, Any]) -> list[tuple[str, str]]:
+def facts(benchmark: JsonObject) -> list[tuple[str, str]]:
     """Return command, date, machine and versions of a benchmark, as (name, value)."""
     rows = [
         ("command", benchmark["command"]),

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from lockstep.benchmark.environments import Environment
 from lockstep.config.schema.configuration import BenchmarkConfig
 from lockstep.runs import discovery
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import RunFolder
 from lockstep.system.redaction import redact
 
-Record = dict[str, Any]
+Record = JsonObject
 
 HEADS = (
     "environment",
@@ -31,7 +31,7 @@ HEADS = (
 )
 
 
-def new_benchmark(path: Path, config: BenchmarkConfig, arguments: Sequence[str]) -> dict[str, Any]:
+def new_benchmark(path: Path, config: BenchmarkConfig, arguments: Sequence[str]) -> JsonObject:
     """Return the content of results.json in the folder `path` before the first environment."""
     # In the job of a submission, the folder has the overrides of the submission.
     overrides = RunFolder(path).read_overrides() or redact(arguments)

@@ -99,26 +99,24 @@ def _restrict_hosts(app: App, hosts: Hosts, token: str) -> App:
     the cookie contains the port, because cookies do not distinguish ports.
     """
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        request = Request(environ)
-        cookie = f"lockstep-board-{environ['SERVER_PORT']}={token}"
+    @Request.application
+    def answer(request: Request) -> App:
+        cookie = f"lockstep-board-{request.environ['SERVER_PORT']}={token}"
         try:
             hosts.check(request)
             if hmac.compare_digest(request.args.get("token", "").encode(), token.encode()):
                 response = redirect("./")
                 response.headers["Set-Cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
-                return response(environ, start_response)
-            cookies = environ.get("HTTP_COOKIE", "").split(";")
+                return response
+            cookies = request.environ.get("HTTP_COOKIE", "").split(";")
             if not any(
                 hmac.compare_digest(sent_cookie.strip().encode(), cookie.encode())
                 for sent_cookie in cookies
             ):
                 raise Refusal(403, NO_TOKEN)
         except Refusal as refusal:
-            return Response(f"{refusal.reason}\n", refusal.code, mimetype="text/plain")(
-                environ, start_response
-            )
-        return app(environ, start_response)
+            return Response(f"{refusal.reason}\n", refusal.code, mimetype="text/plain")
+        return app
 
     return answer
 

@@ -146,7 +146,7 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
 
     Returns its exit code, which is EXIT_STOPPED after a signal.
     """
-    signal_numbers: list[int] = []
+    signal_numbers = []
     process: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:

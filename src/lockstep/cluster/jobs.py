@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.cluster import record, scheduler
 from lockstep.cluster.record import Record
 from lockstep.cluster.scheduler import Scheduled
+from lockstep.monitoring import formatting
 from lockstep.runs import discovery, permissions
-from lockstep.runs.files import read_json
+from lockstep.runs.files import JsonObject, read_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, JOB, LIVE_STATES, RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.terminal import printable
@@ -34,7 +34,7 @@ class Job:
 
     folder: RunFolder
     record: Record
-    facts: dict[str, Any]
+    facts: JsonObject
     scheduled: Scheduled
 
     @property
@@ -66,7 +66,7 @@ class Job:
         return self.scheduled.is_live
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> JsonObject | None:
         """The summary of the run, or the result file of the command, or None before its end."""
         if self.is_live:  # A benchmark writes its file after each environment.
             return None
@@ -183,21 +183,18 @@ def cancel(jobs: Sequence[Job]) -> None:
     for job in jobs:
         permissions.need_made_here(job.folder, "cancel it where it was submitted")
     if slurm_ids := [job.id for job in jobs if job.record.engine == "slurm"]:
-        scheduler.cancel(slurm_ids)
+        # Running jobs receive SIGTERM and have time to save.
+        scheduler.call("scancel", *slurm_ids)
     for job in jobs:
         # This comes before the checkpoint is written, after which the job may be requeued.
         job.folder.write_job({**job.folder.read_job(), "cancelled": True})
         if job.record.engine == "local":
-            _end_local(job)
+            if job.record.host != socket.gethostname() or job.record.pid is None:
+                job.folder.request_stop("lockstep jobs cancel")
+            elif job.folder.has_job_here():  # The pid is not reused while the job is live.
+                os.kill(job.record.pid, signal.SIGTERM)
         if job.state == "pending":
             job.folder.update_status(reason="cancelled")
-
-
-def _end_local(job: Job) -> None:
-    if job.record.host != socket.gethostname() or job.record.pid is None:
-        job.folder.request_stop("lockstep jobs cancel")
-    elif job.folder.has_job_here():  # The pid is not reused while the job is live.
-        os.kill(job.record.pid, signal.SIGTERM)
 
 
 def stop(jobs: Sequence[Job], reason: str) -> None:
@@ -246,8 +243,7 @@ def follow_command(job: Record) -> str:
     return f"tail -F {quote_path(Path(job.log))}"
 
 
-def job_facts(job: Job) -> dict[str, Any]:
-    run_facts = {key: value for key, value in job.facts.items() if key != "id"}
+def job_facts(job: Job) -> JsonObject:
     return {
         "id": job.id,
         "state": job.state,
@@ -256,6 +252,6 @@ def job_facts(job: Job) -> dict[str, Any]:
         "elapsed_s": job.scheduled.elapsed_s,
         "restarts": job.scheduled.restarts,
         "exit_code": job.exit_code,
-        "run": run_facts | {"path": str(job.folder.path)},
+        "run": formatting.plain_facts(job.facts, job.folder.path),
         "record": {key: value for key, value in vars(job.record).items() if key != "id"},
     }

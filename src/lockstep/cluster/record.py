@@ -1,10 +1,10 @@
 """The record of a job, in the folder of the run that it trains, or in that of its command."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import RunFolder
 from lockstep.system.terminal import printable
 
@@ -25,7 +25,7 @@ class Record:
     engine: str
     name: str
     task: str
-    cluster: Mapping[str, Any]
+    cluster: JsonObject
     num_nodes: int
     workers_per_node: int
     gpus_per_node: int
@@ -81,7 +81,7 @@ def _is_of(value: Any, kind: Any) -> bool:
     Numbers must not be negative or huge.
     """
     # This corresponds to `config.schema.sections.Cluster`: plain values and lists of texts.
-    if kind == Mapping[str, Any]:
+    if kind == JsonObject:
         values = value.values() if isinstance(value, dict) else [{}]
         return all(
             item is None or isinstance(item, str | int | float) or _has_texts(item)

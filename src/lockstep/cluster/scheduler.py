@@ -58,7 +58,7 @@ def states(ids: Iterable[str]) -> dict[str, Scheduled]:
     squeue has jobs that wait, run, or ended some minutes ago. sacct has the others, if the site has
     a database. Raises ValueError if SLURM does not answer.
     """
-    requested_ids, jobs = set(ids), dict[str, Scheduled]()
+    requested_ids, jobs = set(ids), {}
     squeue = ("squeue", "--array", "--states=all", f"--Format={QUEUE}")
     for job, state, reason, nodes, elapsed, status, restarts, *_ in _fields(
         squeue, requested_ids, "Invalid job id"
@@ -96,14 +96,6 @@ def _exit_code(code: int, signal_number: int) -> int:
     return 128 + signal_number if signal_number and not code else code
 
 
-def cancel(jobs: Sequence[str]) -> None:
-    """End jobs. Running ones receive SIGTERM and have time to save.
-
-    Raises ValueError if SLURM rejects it.
-    """
-    call("scancel", *jobs)
-
-
 def _fields(command: Sequence[str], jobs: set[str], ignored_error: str) -> Iterator[list[str]]:
     """Yield the fields of jobs, and of others in the same arrays.
 
@@ -111,8 +103,7 @@ def _fields(command: Sequence[str], jobs: set[str], ignored_error: str) -> Itera
     """
     if jobs:
         numbers = ",".join(sorted({job.partition("_")[0] for job in jobs}))
-        options = ("--noheader", f"--jobs={numbers}")
-        output = call(*command, *options, ignored_error=ignored_error)
+        output = call(*command, "--noheader", f"--jobs={numbers}", ignored_error=ignored_error)
         for line in output.splitlines():
             yield line.split("|")
 

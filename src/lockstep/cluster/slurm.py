@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.cluster import job
 from lockstep.config.checks.workers import resolve_workers
@@ -55,7 +55,7 @@ class JobPaths(NamedTuple):
 
 
 def executor(
-    config: Config, *, name: str, paths: JobPaths, is_head: bool
+    config: Config, name: str, paths: JobPaths, *, is_head: bool
 ) -> "submitit.SlurmExecutor":
     """Create submitit's executor of a job.
 
@@ -78,7 +78,7 @@ def executor(
         paths.files, python=f"{prefix}{python} -I -S -c {shlex.quote(job.HOLD)} {python}"
     )
     cpus = cluster.cpus_per_worker
-    parameters: dict[str, Any] = {
+    parameters = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,

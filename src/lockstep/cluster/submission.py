@@ -55,7 +55,7 @@ def start(config: Config, overrides: Sequence[str], path: Path | None) -> tuple[
     """
     config = build.resolve_config(config)
     if config.dry_run:
-        return _dry_run(config, config.run_name, path), 0
+        return _dry_run(config, Work(config.run_name), path), 0
     with interruptible(), _new_folder(path, config.run_name) as folder:
         runner.save(
             folder,
@@ -82,7 +82,7 @@ def start_command(
     `arguments_in` returns the arguments of the command for the folder.
     """
     if config.dry_run:
-        _dry_run(config, name, path, is_head=is_head)
+        _dry_run(config, Work(name, is_head=is_head), path)
         return 0
     with _new_folder(path, name) as folder:
         submit(folder, config, Work(name, "command", arguments_in(folder), is_head))
@@ -105,12 +105,12 @@ def _new_folder(path: Path | None, name: str) -> Iterator[RunFolder]:
         raise
 
 
-def _dry_run(config: Config, name: str, path: Path | None, *, is_head: bool = False) -> RunFolder:
+def _dry_run(config: Config, work: Work, path: Path | None) -> RunFolder:
     """Print the script of a job, and return the folder that it would have."""
     _need_empty(path)
-    path = path or naming.free_path(Path("outputs"), name, datetime.now())
+    path = path or naming.free_path(Path("outputs"), work.name, datetime.now())
     folder = RunFolder(path.resolve())
-    print(script(folder, config, name=name, is_head=is_head), end="")
+    print(script(folder, config, work), end="")
     return folder
 
 
@@ -120,7 +120,7 @@ def resume(folder: RunFolder, config: Config) -> tuple[RunFolder, int]:
     Returns its folder and the exit code.
     """
     if config.dry_run:
-        print(script(folder, config, name=config.run_name), end="")
+        print(script(folder, config, Work(config.run_name)), end="")
         return folder, 0
     with runner.lock_run(folder):  # It raises an error if another process trains the run.
         pass
@@ -187,11 +187,9 @@ def submit_all(
                     background.start(cluster, folder, code=code_copy, cwd=cwd) for folder in folders
                 ]
             else:
+                paths = slurm.JobPaths(base.job_files, code_copy, cwd)
                 slurm_executor = slurm.executor(
-                    first_config,
-                    name=work.name,
-                    paths=slurm.JobPaths(files=base.job_files, code=code_copy, cwd=cwd),
-                    is_head=work.is_head,
+                    first_config, work.name, paths, is_head=work.is_head
                 )
                 submissions = slurm.submit(slurm_executor, folders)
             for (folder, config), earlier_record, (job_id, log, pid) in zip(
@@ -332,9 +330,7 @@ def _need_empty(path: Path | None) -> None:
         )
 
 
-def script(
-    base: RunFolder, config: Config, *, name: str, num_runs: int = 1, is_head: bool = False
-) -> str:
+def script(base: RunFolder, config: Config, work: Work, num_runs: int = 1) -> str:
     """Return the script that would be submitted for runs in `base`, or for `base` itself.
 
     Nothing is written.
@@ -342,10 +338,6 @@ def script(
     code_copy = code.next_folder(base.code)
     if config.cluster.name == "local":
         return background.script(config.cluster, base, code_copy, background.new_id()) + "\n"
-    slurm_executor = slurm.executor(
-        config,
-        name=name,
-        paths=slurm.JobPaths(files=base.job_files, code=code_copy, cwd=Path.cwd()),
-        is_head=is_head,
-    )
+    paths = slurm.JobPaths(base.job_files, code_copy, Path.cwd())
+    slurm_executor = slurm.executor(config, work.name, paths, is_head=work.is_head)
     return slurm.script(slurm_executor, num_runs)

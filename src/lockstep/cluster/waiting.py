@@ -39,7 +39,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
 
     Returns the first exit code that is not 0, else 0.
     """
-    reported_ids: set[str] = set()
+    reported_ids = set()
     try:
         for current_jobs in poll_jobs(chosen_jobs):
             ended_jobs = [job for job in current_jobs if not job.is_live]

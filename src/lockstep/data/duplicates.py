@@ -4,16 +4,15 @@ They can leak between splits or folds, or have contradictory classes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
-from torch import Tensor
 
 from lockstep.data.inspection import InspectedImage, Inspection
-from lockstep.data.near_duplicates import Pair, near_pairs
+from lockstep.data.near_duplicates import Pair, Show, near_pairs
 from lockstep.data.splits import Splits
 from lockstep.system.text import join_names
 
@@ -81,7 +80,7 @@ def find_duplicates(
     inspection: Inspection,
     folds: Sequence[Splits],
     threshold: float,
-    show: Callable[[int, int], None],
+    show: Show,
 ) -> list[Duplicates]:
     """Find duplicates and, with a threshold, near-duplicates from different bursts.
 
@@ -93,20 +92,20 @@ def find_duplicates(
         targets.dim() == 1 and not targets.is_floating_point()
         for targets in inspection.targets.values()
     )
-    images = [*_readable(inspection, is_class=is_class)]
-    originals, thumbnails, pairs = dict[bytes, int](), dict[int, Tensor](), list[Pair]()
+    images = list(_readable(inspection, is_class=is_class))
+    originals, thumbnails, pairs = {}, {}, []
     for number, image in enumerate(images):
         original = originals.setdefault(image.inspected_image.digest, number)
         if original != number:
             pairs.append(Pair(0.0, original, number))
         elif image.inspected_image.thumbnail is not None:
             thumbnails[number] = image.inspected_image.thumbnail
-    numbers = [*thumbnails]
-    for distance, *ends in near_pairs([*thumbnails.values()], threshold, show):
+    numbers = list(thumbnails)
+    for distance, *ends in near_pairs(list(thumbnails.values()), threshold, show):
         first, second = (numbers[end] for end in ends)
         if images[first].burst is None or images[first].burst != images[second].burst:
             pairs.append(Pair(max(distance, MIN_DISTANCE), first, second))
-    fold_splits: dict[str, dict[str, str]] = {}
+    fold_splits = {}
     for number, fold in enumerate(folds):
         splits = fold_splits[f"data.fold={number}"] = {}
         for split, fold_images in fold.by_name.items():
@@ -135,11 +134,11 @@ def _chains(pairs: Sequence[Pair], count: int) -> list[list[Pair]]:
     """Group the pairs of `count` images that have images in common, and sort each group."""
     _, first, second = np.array(pairs or np.empty((0, 3))).T.astype(int)
     graph = coo_array((np.ones(len(pairs)), (first, second)), (count, count))
-    chains = defaultdict[int, list[Pair]](list)
+    chains = defaultdict(list)
     numbers = connected_components(graph, directed=False)[1]
     for pair in sorted(pairs):
         chains[numbers[pair.first]].append(pair)
-    return [*chains.values()]
+    return list(chains.values())
 
 
 def _duplicates(
@@ -155,15 +154,18 @@ def _duplicates(
         members_by_fold[fold] = {
             number: image._replace(split=splits[image.name]) for number, image in members.items()
         }
-    kinds: dict[str, list[tuple[str, Pair]]] = {"leak": [], "contradiction": []}
+    leaks = []
     for fold, fold_members in members_by_fold.items():
         for pair in pairs:
             if fold_members[pair.first].split != fold_members[pair.second].split:
-                kinds["leak"].append((fold, pair))
-    for pair in pairs if is_class else ():
-        if images[pair.first].target != images[pair.second].target:
-            kinds["contradiction"].append(("", pair))
-    fold, worst = [*kinds["leak"], *kinds["contradiction"], ("", pairs[0])][0]
+                leaks.append((fold, pair))
+    contradictions = [
+        ("", pair)
+        for pair in pairs
+        if is_class and images[pair.first].target != images[pair.second].target
+    ]
+    kinds = ["leak"] * bool(leaks) + ["contradiction"] * bool(contradictions)
+    fold, worst = [*leaks, *contradictions, ("", pairs[0])][0]
     numbers = dict.fromkeys([*worst[1:], *sorted(members)])
     duplicates = [members_by_fold[fold][number] for number in numbers]
-    return Duplicates(duplicates, worst.distance, fold, [kind for kind in kinds if kinds[kind]])
+    return Duplicates(duplicates, worst.distance, fold, kinds)

@@ -1,7 +1,7 @@
 """Inspect every image of a data source for errors, sizes and near-duplicates."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import ImageFiles
-from lockstep.data.images.preprocessing import size_of
-from lockstep.data.near_duplicates import thumbnail
+from lockstep.data.images.preprocessing import Size, size_of
+from lockstep.data.near_duplicates import Show, thumbnail
 from lockstep.data.splits import ImageError, Images, Splits
 from lockstep.system.hardware import num_cores
 
@@ -26,7 +26,7 @@ class InspectedImage(NamedTuple):
     """
 
     digest: bytes
-    size: tuple[int, int] | None
+    size: Size | None
     errors: tuple[str, ...]
     thumbnail: Tensor | None
     target: Tensor | None
@@ -56,7 +56,7 @@ class Inspection:
         return list(dict.fromkeys(lines))
 
 
-def inspect(splits: Splits, show: Callable[[int, int], None], *, is_near: bool) -> Inspection:
+def inspect(splits: Splits, show: Show, *, is_near: bool) -> Inspection:
     """Decode every file in threads, read every image in memory, or make every sample of a Dataset.
 
     `show` gets the number of images done and the number of all images. With `is_near`, thumbnails

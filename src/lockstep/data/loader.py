@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -28,23 +29,17 @@ NUM_AHEAD = 2  # batches that a thread reads ahead
 STAGED_BYTES = 1 << 16
 
 
+@dataclass(eq=False)
 class ShardDataset(Dataset[Batch | ImageError]):
     """A dataset of pixels and targets, in which one call makes the batch of a complete shard.
 
     The shard can be empty.
     """
 
-    def __init__(
-        self,
-        pixels: Pixels,
-        targets: Tensor,
-        crop: Crop | None = None,
-        change: Change | None = None,
-    ) -> None:
-        self.pixels = pixels
-        self.targets = targets
-        self.crop = crop
-        self.change = change
+    pixels: Pixels
+    targets: Tensor
+    crop: Crop | None = None
+    change: Change | None = None
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -135,11 +130,11 @@ class ShardLoader(DataLoader[Batch]):
             self._position = (batch.shard.epoch, batch.shard.micro_step + 1)
             yield batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         epoch, micro_step = self._position
         return {"epoch": epoch, "micro_step": micro_step}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the batch of the state, or with the next epoch if it was the last one."""
         epoch, start = state["epoch"], state["micro_step"]
         if start >= len(self.batch_sampler):

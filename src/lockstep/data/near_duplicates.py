@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 from lockstep.data.images.preprocessing import resize, size_of
 
+# This function is called with the number of images done and the number of all images.
+Show = Callable[[int, int], None]
 SIDE = 40  # pixels of a thumbnail, from which crops are taken
 # An image is compared if its shorter side has at least this many pixels, which a crop of 32 pixels
 # has. At 28x28, most digits would be near others.
@@ -62,7 +64,7 @@ def thumbnail(pixels: Tensor) -> Tensor | None:
 def near_pairs(
     thumbnails: Sequence[Tensor],
     threshold: float,
-    show: Callable[[int, int], None] = lambda *_: None,
+    show: Show = lambda *_: None,
 ) -> list[Pair]:
     """Return the pairs up to a distance of `threshold`, nearest first.
 
@@ -79,7 +81,7 @@ def near_pairs(
     return sorted(Pair(distance, *row) for distance, row in pairs if distance <= threshold)
 
 
-def _candidates(gray: Tensor, show: Callable[[int, int], None]) -> Iterator[Tensor]:
+def _candidates(gray: Tensor, show: Show) -> Iterator[Tensor]:
     """Yield position pairs (n, 2) of images, of which one is near a crop of the other at 8x8."""
     blocks = gray.split(BLOCK)
     images = torch.cat([next(_vectors(block, COARSE, 8)) for block in blocks])

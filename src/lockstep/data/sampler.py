@@ -74,12 +74,12 @@ class GlobalBatches(Sampler[ShardIndices]):
         self.accumulate_grad_batches = accumulate_grad_batches
         self.shuffle_seed = shuffle_seed
         self.rank = rank
-        self.worker_weights: tuple[int, ...] = tuple(worker_weights)
-        self.micro_batch_size: int = global_batch_size // accumulate_grad_batches
+        self.worker_weights = tuple(worker_weights)
+        self.micro_batch_size = global_batch_size // accumulate_grad_batches
         self.num_epoch_samples = num_samples
         if drop_last:
             self.num_epoch_samples -= num_samples % global_batch_size
-        self.num_batches: int = math.ceil(self.num_epoch_samples / self.micro_batch_size)
+        self.num_batches = math.ceil(self.num_epoch_samples / self.micro_batch_size)
         if self.num_batches > 1 and 1 in (
             self.num_epoch_samples % self.micro_batch_size,
             self.num_epoch_samples % global_batch_size,
@@ -90,8 +90,8 @@ class GlobalBatches(Sampler[ShardIndices]):
             self.num_epoch_samples = num_batches * self.micro_batch_size
         self.with_partner = with_partner
         self.order = order
-        self.epoch: int = 0
-        self.start: int = 0
+        self.epoch = 0
+        self.start = 0
         # Lightning calls set_epoch on `batch_sampler.sampler`, not on a batch sampler itself.
         self.sampler = self
 

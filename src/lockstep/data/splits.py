@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 CHUNK = 4096  # images that are copied at once
 MAX_CHARACTERS = 130  # characters of a list of all classes
+Shape = tuple[int, int, int, int]  # (N, C, H, W)
 Kept = Mapping[str, str] | None  # earlier splits of images, by name
 
 
@@ -30,7 +31,7 @@ class LazyPixels(Protocol):
     """
 
     @property
-    def shape(self) -> tuple[int, int, int, int]: ...
+    def shape(self) -> Shape: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
@@ -54,7 +55,7 @@ class ImageError(ValueError):
 
     def __init__(self, errors: Sequence[str], positions: Sequence[int] = ()) -> None:
         super().__init__(errors, positions)
-        self.errors: list[str] = list(errors)
+        self.errors = list(errors)
         self.positions = positions
 
     @override
@@ -164,7 +165,7 @@ class Images:
         pixels = pixels[positions] if isinstance(pixels, Tensor) else pixels.take(positions)
         targets = self.targets if makes_targets(pixels) else self.targets[positions]
         rows: list[int] = torch.arange(len(self))[positions].tolist()
-        groups = None if self.groups is None else [self.groups[row] for row in rows]
+        groups = self.groups and [self.groups[row] for row in rows]
         return Images(pixels, targets, [self.names[row] for row in rows], groups)
 
 
@@ -220,7 +221,7 @@ class Splits:
         return [name for name, count in zip(self.class_names, counts, strict=False) if not count]
 
 
-def describe_counts(class_names: Sequence[str], counts: Sequence[int], balance: float = 0) -> str:
+def describe_counts(class_names: Sequence[str], counts: Sequence[int], balance: float) -> str:
     """List the number of images of each class, or the range if there are many classes.
 
     With `balance`, the number of images in an epoch is added.

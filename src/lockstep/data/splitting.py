@@ -31,7 +31,7 @@ class Unsplit:
     kept: Kept = None
 
     def take(self, rows: Rows) -> "Unsplit":
-        groups = None if self.groups is None else [self.groups[row] for row in rows]
+        groups = self.groups and [self.groups[row] for row in rows]
         return replace(
             self, names=[self.names[row] for row in rows], classes=self.classes[rows], groups=groups
         )
@@ -131,7 +131,7 @@ def deal_groups(
     order = new_rows[np.argsort(units[new_rows], kind="stable")]
     groups = np.split(order, np.flatnonzero(np.diff(units[order])) + 1) if len(new_rows) else []
     groups.sort(key=len)
-    class_counts, members = list[tuple[Rows, Rows]](), [list[int]() for _ in num_images]
+    class_counts, members = [], [[] for _ in num_images]
     for number, rows in enumerate(groups):
         kinds, counts = np.unique(labels[rows], return_counts=True)
         class_counts.append((np.append(kinds, total_row), np.append(counts, len(rows))[:, None]))
@@ -184,7 +184,7 @@ def class_sizes(count: int, fractions: Sequence[float]) -> list[int]:
 
     Training keeps at least one image. With three images or more, each split gets at least one.
     """
-    sizes, num_left = list[int](), count - 1
+    sizes, num_left = [], count - 1
     for number, fraction in enumerate(fractions, 1):
         max_size = max(num_left - (len(fractions) - number), min(num_left, 1))
         sizes.append(min(max(1, round(count * fraction)), max_size))

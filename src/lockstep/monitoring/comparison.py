@@ -13,7 +13,6 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, find
 from lockstep.system.redaction import redact
 from lockstep.system.terminal import (
-    duration,
     new_table,
     print_line,
     print_table,
@@ -77,8 +76,7 @@ def differences(folders: Sequence[RunFolder]) -> list[Row]:
     Raises ValueError for a configuration that cannot be read.
     """
     all_settings = [_settings(folder) for folder in folders]
-    keys = list(dict.fromkeys(key for settings in all_settings for key in settings))
-    rows = [(key, [settings.get(key) for settings in all_settings]) for key in keys]
+    rows = _rows(all_settings, dict.fromkeys(key for settings in all_settings for key in settings))
     # The values are compared as JSON, because True equals 1 and 1.0 in Python.
     return [
         (key, values) for key, values in rows if len({json.dumps(value) for value in values}) > 1
@@ -105,6 +103,10 @@ def _settings(folder: RunFolder) -> JsonObject:
         raise ValueError(f"{display_path(folder.config)} cannot be read: {message}.") from error
 
 
+def _rows(run_values: Sequence[JsonObject], keys: Iterable[str]) -> list[Row]:
+    return [(key, [values.get(key) for values in run_values]) for key in keys]
+
+
 def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
     """List progress, metrics and speed of the runs by name."""
     facts = [restrict_to_epoch(read_run_folder(folder), folder) for folder in folders]
@@ -113,15 +115,12 @@ def outcomes(folders: Sequence[RunFolder]) -> list[Row]:
         for run_facts, folder in zip(facts, folders, strict=True)
     ]
 
-    def rows_of(run_values: Sequence[JsonObject], keys: Iterable[str]) -> list[Row]:
-        return [(key, [values.get(key) for values in run_values]) for key in keys]
-
     def order(metric: str) -> tuple[bool, bool, str]:
         return metric.startswith("test"), metric.startswith("val"), metric
 
-    rows = rows_of(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
-    rows += rows_of(metrics, sorted({metric for values in metrics for metric in values}, key=order))
-    rows += rows_of(facts, ("epoch_s", "images_per_s", "workers", "device"))
+    rows = _rows(facts, ("state", "epoch", "step", "monitor", "best", "metrics_epoch"))
+    rows += _rows(metrics, sorted({metric for values in metrics for metric in values}, key=order))
+    rows += _rows(facts, ("epoch_s", "images_per_s", "workers", "device"))
     return [(key, values) for key, values in rows if any(value is not None for value in values)]
 
 
@@ -132,8 +131,8 @@ def letter(i: int) -> str:
 def _result(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value is not None and key == "epoch_s":
-        return duration(value)
+    if key == "epoch_s":
+        return formatting.time(value)
     if value is not None and key == "images_per_s":
         return f"{value:,.0f}"
     return formatting.number(value)

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system.terminal import duration, measure, printable
 
@@ -54,7 +55,12 @@ def text(value: Any) -> str:
     return printable(", ".join(value) if isinstance(value, list) else str(value))
 
 
-def epochs(facts: Mapping[str, Any]) -> str:
+def plain_facts(facts: JsonObject, path: Path) -> JsonObject:
+    """Return the facts of a run for JSON, with its path in place of its id."""
+    return {key: value for key, value in facts.items() if key != "id"} | {"path": str(path)}
+
+
+def epochs(facts: JsonObject) -> str:
     if "epoch" not in facts:
         return NONE
     return (
@@ -62,7 +68,7 @@ def epochs(facts: Mapping[str, Any]) -> str:
     )
 
 
-def best(facts: Mapping[str, Any]) -> str:
+def best(facts: JsonObject) -> str:
     """Format the best value so far, with the name of its metric."""
     return (
         f"{facts.get('monitor', '')} {number(facts['best'])}".strip() if "best" in facts else NONE
@@ -75,10 +81,10 @@ def time(seconds: float | None) -> str:
 
 def moment(seconds: float | None) -> str:
     """Format seconds since 1970 as local date and time."""
+    if seconds is None:
+        return NONE
     try:
-        return (
-            f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}" if seconds is not None else NONE
-        )
+        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
     except (ValueError, OverflowError, OSError):
         # The moment is beyond the calendar.
         return NONE

@@ -17,8 +17,7 @@ Rows = list[tuple[str, str | Text]]
 def show_status(folder: RunFolder, *, is_json: bool) -> int:
     facts = restrict_to_epoch(read_run_folder(folder), folder)
     if is_json:
-        del facts["id"]
-        print_json(facts | {"path": str(folder.path)})
+        print_json(formatting.plain_facts(facts, folder.path))
         return 0
     show_table(
         facts.get("name", folder.path.name),
@@ -34,16 +33,11 @@ def _progress(facts: JsonObject) -> Rows:
     has_time = is_live and facts.get("epoch_remaining_s")
     inside = f", {duration(facts['epoch_remaining_s'])} left in this epoch" if has_time else ""
     since = _since(facts["updated"]) if is_live and "updated" in facts else 0.0
-    elapsed = (
-        f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}"
-        if "elapsed_s" in facts
-        else ""
-    )
-    remaining = (
-        f", about {duration(facts['remaining_s'])} left"
-        if is_live and facts.get("remaining_s")
-        else ""
-    )
+    elapsed = ""
+    if "elapsed_s" in facts:
+        elapsed = f"{duration(facts['elapsed_s'] + since)}{' so far' if is_live else ''}"
+    if is_live and facts.get("remaining_s"):
+        elapsed += f", about {duration(facts['remaining_s'])} left"
     speed = [f"{facts['images_per_s']:,.0f} images/s"] if facts.get("images_per_s") else []
     speed += [f"{duration(facts['epoch_s'])} an epoch"] if facts.get("epoch_s") else []
     rows: Rows = [
@@ -57,7 +51,7 @@ def _progress(facts: JsonObject) -> Rows:
             else "",
         ),
         ("skipped", f"{facts['skipped_steps']:,} steps" if facts.get("skipped_steps") else ""),
-        ("time", elapsed + remaining),
+        ("time", elapsed),
         ("speed", ", ".join(speed)),
         ("learning rate", f"{facts['learning_rate']:.4g}" if "learning_rate" in facts else ""),
         ("best", formatting.best(facts) if "best" in facts else ""),

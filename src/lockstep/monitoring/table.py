@@ -13,7 +13,7 @@ from rich.table import Table
 from lockstep.monitoring import formatting
 from lockstep.runs import naming
 from lockstep.runs.discovery import Listed, RunWatcher, all_runs, differing_overrides, root_of
-from lockstep.runs.files import JsonObject, print_json
+from lockstep.runs.files import print_json
 from lockstep.runs.folder import LIVE_STATES
 from lockstep.system import terminal
 from lockstep.system.terminal import new_table, print_line, print_table, printable
@@ -32,7 +32,12 @@ def show_runs(folder: str, *, sort: str, is_json: bool) -> int:
     _check_column(unsorted_runs, sort.removeprefix("-"))
     runs = sort_runs(unsorted_runs, sort)
     if is_json:
-        print_json([_plain_facts(run) for run in runs])
+        print_json(
+            [
+                formatting.plain_facts(run.facts, run.discovered.folder.path.resolve())
+                for run in runs
+            ]
+        )
     elif not runs:
         print(
             f"No runs below {printable(str(root))}: start one with {naming.training_command()}, "
@@ -108,8 +113,3 @@ def _head(root: Path, runs: Sequence[Listed]) -> str:
     num_live = sum(run.facts["state"] in LIVE_STATES for run in runs)
     title = f"{plural(len(runs), 'run')} below {printable(str(root))}"
     return f"{title}, {num_live} live" if num_live else title
-
-
-def _plain_facts(run: Listed) -> JsonObject:
-    facts = {key: value for key, value in run.facts.items() if key != "id"}
-    return facts | {"path": str(run.discovered.folder.path.resolve())}

@@ -26,9 +26,8 @@ def script(path: Path, config: Config, num_trials: int) -> str:
 
     Nothing is written.
     """
-    return submission.script(
-        RunFolder(path.resolve()), config, name=_name(config), num_runs=num_trials
-    )
+    folder = RunFolder(path.resolve())
+    return submission.script(folder, config, submission.Work(_name(config)), num_trials)
 
 
 def start_background(path: Path, config: Config, arguments: Sequence[str]) -> None:

@@ -67,7 +67,7 @@ class Course:
                 self.pool.kill()  # Trials still run only after a second Ctrl-C or an error.
 
     def _run(self, signal_numbers: Sequence[int]) -> int:
-        queue, states, stop_reason = list[Trial](), list[str](), ""
+        queue, states, stop_reason = [], [], ""
         while True:
             states += [self._end(trial, code) for trial, code in self.pool.collect_ended()]
             if signal_numbers and self.pool.outlives_command:

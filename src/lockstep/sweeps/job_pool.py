@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
@@ -21,42 +22,39 @@ from lockstep.system.text import plural
 from lockstep.trials.ledger import Ledger, Trial
 
 
+@dataclass
 class JobPool:
     """Runs a job for each trial, with the interface of `Pool`.
 
     A requeued job counts as running. `configs` and `live_jobs` are by number.
     """
 
+    ledger: Ledger
+    configs: Mapping[int, Config]
+    live_jobs: Mapping[int, jobs.Job]
+    trials: list[Trial] = field(default_factory=list)
     outlives_command = True
-
-    def __init__(
-        self, ledger: Ledger, configs: Mapping[int, Config], live_jobs: Mapping[int, jobs.Job]
-    ) -> None:
-        self._ledger = ledger
-        self._configs = configs
-        self._live = live_jobs
-        self._code: Path | None = None  # one copy for all jobs of this command
-        self._next_look = 0.0
-        self._last_error = ""
-        self._is_stopping = False
-        self.trials: list[Trial] = []
+    _code: Path | None = None  # one copy for all jobs of this command
+    _next_look = 0.0
+    _last_error = ""
+    _is_stopping = False
 
     def start(self, trial: Trial, task: str) -> bool:
         """Submit a trial, unless its job is live.
 
         Raises ConfigError if SLURM rejects it, while live jobs continue.
         """
-        job = self._live.get(trial.number)
+        job = self.live_jobs.get(trial.number)
         trial.device = f"job {(job.record if job is not None else self._submit(trial, task)).id}"
         self.trials.append(trial)
         return True
 
     def _submit(self, trial: Trial, task: str) -> Record:
-        config = self._configs[trial.number]
+        config = self.configs[trial.number]
         (record,) = submission.submit_all(
             [(trial.folder, config)],
             submission.Work(config.run_name, task),
-            base=self._ledger.stop_flag,
+            base=self.ledger.stop_flag,
             old_code=self._code,
         )
         self._code = Path(record.code)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -27,15 +28,14 @@ class Running(NamedTuple):
     process: BaseProcess
 
 
+@dataclass
 class Pool:
     """Runs trials in parallel. The devices of a trial are free when it ends, for any reason."""
 
+    devices: Devices
+    need_of: Callable[[Trial], Need]
+    running: list[Running] = field(default_factory=list)
     outlives_command = False
-
-    def __init__(self, devices: Devices, need_of: Callable[[Trial], Need]) -> None:
-        self._devices = devices
-        self._need_of = need_of
-        self.running: list[Running] = []
 
     @property
     def trials(self) -> list[Trial]:
@@ -46,7 +46,7 @@ class Pool:
 
         Returns False while too few devices are free.
         """
-        slot = self._devices.take(self._need_of(trial))
+        slot = self.devices.take(self.need_of(trial))
         if slot is None:
             return False
         trial.device = slot.label
@@ -69,7 +69,7 @@ class Pool:
             code = active.process.exitcode
             if code is not None:
                 self.running.remove(active)
-                self._devices.give_back(active.slot)
+                self.devices.give_back(active.slot)
                 # The folder of the trial is gone or read-only.
                 with contextlib.suppress(OSError, ValueError):
                     _record_end(active.trial.folder, code)

@@ -10,7 +10,7 @@ from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
 from lockstep.system.types import Fraction, NonNegative
-from lockstep.tasks.task import SupervisedTask, every, mean_of_each
+from lockstep.tasks.task import SampleLosses, SupervisedTask, every, mean_of_each
 
 
 class Classification(SupervisedTask):
@@ -74,7 +74,7 @@ class Classification(SupervisedTask):
         return every(is_class) & (targets.dtype == torch.int64)
 
     @override
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+    def losses(self, outputs: Tensor, batch: Batch) -> SampleLosses:
         if self.class_weights is None:
             return super().losses(outputs, batch)
         values, weights = self._weighted_losses(outputs, batch.targets)

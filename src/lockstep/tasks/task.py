@@ -9,6 +9,9 @@ from typing_extensions import Doc, override
 
 from lockstep.distributed.batch import Batch
 
+# The losses of samples (B,), or a pair of losses and weights (B,).
+SampleLosses = Tensor | tuple[Tensor, Tensor]
+
 
 class Losses(NamedTuple):
     """The losses (B,) and weights (B,) of samples. If weights are None, each sample has weight 1.
@@ -35,7 +38,7 @@ class Task(nn.Module):
     scored: tuple[str, ...] = ()  # names of the `scores`, which are logged as train/<name>
     takes_mixed = False  # True if `losses` uses `batch.mix` of MixUp and CutMix
 
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+    def losses(self, outputs: Tensor, batch: Batch) -> SampleLosses:
         """Return the loss of every sample (B,), or a pair of losses and weights (B,).
 
         In a pair, the losses are already weighted. The loss of the global batch is the sum of the
@@ -133,7 +136,7 @@ class SupervisedTask(Task):
         return targets
 
     @override
-    def losses(self, outputs: Tensor, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+    def losses(self, outputs: Tensor, batch: Batch) -> SampleLosses:
         if batch.mix is None:
             return self.loss_of(outputs, batch.targets)
         weights = batch.mix.weights

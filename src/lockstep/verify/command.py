@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2
 CUT_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
+Causes = dict[str, str]  # reasons of failures, by variant
 KINDS = ("weights", "statistics", "metrics")
 
 
@@ -157,7 +158,7 @@ def _verify_variants(path: Path, config: Config, signals: SignalList) -> int:
         f"{plural(config.global_batch_size, 'sample')} in {precision}{shards}, on "
         f"{devices}: with 1 worker, and in {len(variants) - 1} other ways ...",
     )
-    failures: dict[str, str] = {}
+    failures: Causes = {}
     for variant, folder in folders.items():
         code = _train(folder, config, VARIANTS[variant], signals, uses_gpus=uses_gpus)
         if code not in (0, EXIT_FAILED, EXIT_CONFIG):
@@ -199,7 +200,7 @@ def _train(
     return 0
 
 
-def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bits: bool) -> int:
+def _report(folders: dict[str, RunFolder], failures: Causes, *, is_by_bits: bool) -> int:
     from lockstep.verify.comparison import LIMIT, compare
 
     out = terminal()
@@ -250,13 +251,13 @@ def _facts(variant: str, result: "Compared | None") -> JsonObject:
 
 
 def explanations(
-    comparisons: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
+    comparisons: "dict[str, Compared]", failures: Causes, *, is_by_bits: bool
 ) -> list[str]:
     """Return the errors of failed variants, and the first part that differs of the others.
 
     Each reason is there once.
     """
-    reasons: dict[str, str] = {}
+    reasons: Causes = {}
     for variant, problem in failures.items():
         reasons.setdefault(problem, f"{variant}: {problem}")
     for variant, result in comparisons.items():

@@ -612,7 +612,7 @@ class Cluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made = Cluster()
     monkeypatch.setattr(scheduler, "states", made.answer)
-    monkeypatch.setattr(scheduler, "cancel", made.cancelled.append)
+    monkeypatch.setattr(scheduler, "call", lambda _, *ids: made.cancelled.append([*ids]))
     monkeypatch.setattr(submission, "submit_all", made.submit)
     monkeypatch.setattr(job_pool, "LOOK_EVERY_S", 0.0)
     return made

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.splits import ImageError
+from lockstep.data.splits import ImageError, Shape
 from lockstep.distributed.rng import seed_of
 from lockstep.system.tracebacks import located
+
+Sample = tuple[Tensor, Tensor]  # input and target
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class Samples:
         return len(self.rows)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         channels, height, width = self.empty_inputs.shape[1:]
         return len(self), channels, height, width
 
@@ -66,9 +68,7 @@ class Samples:
         labels = None if self.labels is None else self.labels[positions]
         return replace(self, rows=self.rows[positions], labels=labels)
 
-    def make(
-        self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def make(self, positions: Tensor, epoch: int, drawn_by: Tensor | None = None) -> Sample:
         """Make inputs (n, C, H, W) and targets (n, ...) at `positions`, int64 (n,).
 
         They are batched as by torch's default_collate. Random states depend on the rows of the
@@ -102,7 +102,7 @@ class Samples:
             )
 
 
-def pair(dataset: Dataset[Any], row: int, setting: str) -> tuple[Tensor, Tensor]:
+def pair(dataset: Dataset[Any], row: int, setting: str) -> Sample:
     """Return input and target of a sample as tensors.
 
     Raises ImageError if the sample cannot be made or used.

@@ -13,7 +13,7 @@ from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from lockstep.data.images.image_table import CONVERT_HINT, HEIF_HINT, UNREAD_SUFFIXES, has_heif
-from lockstep.data.images.preprocessing import Preprocessing, size_of
+from lockstep.data.images.preprocessing import Preprocessing, Size, size_of
 from lockstep.data.splits import ImageError
 
 # Pillow has 43 parsers, among them one of PostScript. No file reaches the parsers not listed here.
@@ -57,7 +57,7 @@ class DecodedImage(NamedTuple):
     """
 
     pixels: Tensor
-    size: tuple[int, int]
+    size: Size
 
 
 def decode(path: str, channels: int, preprocessing: Preprocessing) -> DecodedImage:
@@ -118,7 +118,7 @@ def open_image(path: str) -> ImageFile:
     return Image.open(path, formats=["HEIF"])
 
 
-def _shrunk(file: ImageFile, preprocessing: Preprocessing) -> tuple[int, int] | None:
+def _shrunk(file: ImageFile, preprocessing: Preprocessing) -> Size | None:
     """Let the decoder of a JPEG shrink it, if it is much larger than `preprocessing` needs.
 
     Returns the original size (H, W) in this case, and None otherwise.
@@ -190,7 +190,7 @@ def _as_tensor(pixels: Array, turn: Turn | None) -> Tensor:
     return tensor.view(*tensor.shape[:2], -1).permute(2, 0, 1)
 
 
-def upright_size(file: ImageFile) -> tuple[int, int]:
+def upright_size(file: ImageFile) -> Size:
     """Return the size (H, W) of an opened file after its EXIF orientation is applied.
 
     Pillow applies the orientation of TIFF files itself.

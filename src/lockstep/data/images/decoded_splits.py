@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lockstep.data.images import ragged_table
 from lockstep.data.images.image_files import (
     NUM_PER_RUN,
     ImageFiles,
+    Sizes,
     decode_all,
     files_below,
     sampled_positions,
@@ -58,7 +57,7 @@ HINT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Decoding:
     """The images of `table` as uint8 pixels, with the settings of `image_folder`.
 
@@ -95,7 +94,7 @@ class Decoding:
         return self.cache_folder / f"{self.table.digest}.rows"
 
     @cached_property
-    def sizes(self) -> NDArray[np.int32]:
+    def sizes(self) -> Sizes:
         """Return the sizes (N, 2) of the scaled images."""
         print(
             f"Reading the sizes of {plural(len(self.files), 'image')} of {self.table.folder.name}",

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.data.images.decoded_image import DecodedImage, decode, open_image, upright_size
-from lockstep.data.images.preprocessing import Preprocessing, size_of
-from lockstep.data.splits import ImageError
+from lockstep.data.images.image_table import Integers
+from lockstep.data.images.preprocessing import Preprocessing, Size, size_of
+from lockstep.data.splits import ImageError, Shape
 from lockstep.system.hardware import num_cores
 
+Sizes = NDArray[np.int32]  # (N, 2)
 NUM_SAMPLED = 4096
 NUM_PER_RUN = 32  # images a thread decodes in one task
 # A store is called with the position of an image and its scaled pixels (C, h, w).
@@ -47,11 +49,11 @@ class ImageFiles:
         return len(self.files)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         return len(self), self.channels, *self._size
 
     @cached_property
-    def _size(self) -> tuple[int, int]:
+    def _size(self) -> Size:
         return self.preprocessing.size or size_of(
             decode(self.first_path, self.channels, self.preprocessing).pixels
         )
@@ -76,7 +78,7 @@ class ImageFiles:
         image = self.decode(position)
         return self.preprocessing.scale(image.pixels, image.size)
 
-    def scaled_sizes(self) -> NDArray[np.int32]:
+    def scaled_sizes(self) -> Sizes:
         """Read the headers, and return the sizes (N, 2) of the scaled images.
 
         The size is 0 for a file that is not an image. If all images become squares, the EXIF
@@ -87,7 +89,7 @@ class ImageFiles:
             and self.preprocessing.size[0] == self.preprocessing.size[1]
         )
 
-        def size(file: bytes) -> tuple[int, int]:
+        def size(file: bytes) -> Size:
             with contextlib.suppress(Exception), open_image(os.fsdecode(file)) as image:
                 return self.preprocessing.scaled_size(
                     *((image.height, image.width) if is_square else upright_size(image))
@@ -140,7 +142,7 @@ class ImageFiles:
 def files_below(
     folder: Path,
     names: Sequence[str],
-    states: NDArray[np.int64],
+    states: Integers,
     preprocessing: Preprocessing,
     channels: int,
 ) -> ImageFiles:

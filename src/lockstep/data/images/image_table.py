@@ -79,6 +79,7 @@ SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
 # The record of a copied folder is next to it. It has the source, its digest, and a digest of the
 # copied files.
 COPY_RECORD = ".copied"
+Integers = NDArray[np.int64]
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
@@ -107,12 +108,12 @@ class ImageTable:
     setting: str
     folder: Path
     names: list[str]
-    states: NDArray[np.int64]
+    states: Integers
     digest: str
     origin: str
     targets: NDArray[Any]
     class_names: tuple[str, ...]
-    splits: dict[str, NDArray[np.int64]]
+    splits: dict[str, Integers]
     groups: list[str] | None = None
     dates: list[str] | None = None
 
@@ -131,9 +132,8 @@ def list_classes(
     """
     folder, split_folders = class_folders(root, min_classes=1 if is_other else 2)
     files: dict[str, State] = {}
-    splits: dict[str, NDArray[np.int64]] = {}
-    empty_folders: list[Path] = []
-    unread: list[str] = []
+    splits: dict[str, Integers] = {}
+    empty_folders, unread = [], []
     for split, folders in split_folders.items():
         first_row = len(files)
         for class_folder in folders:
@@ -211,7 +211,7 @@ def group_names(
     return strip_names(f"{setting}, data.group={group}", groups, "groups")
 
 
-def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], list[int]]:
+def states_of(folder: Path, names: Sequence[str]) -> tuple[Integers, list[int]]:
     """Return the states (N, 3) of the files `names` below `folder`, and missing positions."""
     states = np.zeros((len(names), 3), np.int64)
     missing = []
@@ -225,11 +225,11 @@ def states_of(folder: Path, names: Sequence[str]) -> tuple[NDArray[np.int64], li
     return states, missing
 
 
-def real_names(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> list[str]:
+def real_names(folder: Path, names: Sequence[str], states: Integers) -> list[str]:
     """Return one name for each file, the smallest if several paths or links lead to it."""
     _, numbers, counts = np.unique(states[:, 2], return_inverse=True, return_counts=True)
     rows = np.flatnonzero(counts[numbers] > 1).tolist()  # The names of a file share its ctime_ns.
-    names_by_path, originals = dict[str, str](), list(names)
+    names_by_path, originals = {}, list(names)
     for row in sorted(rows, key=names.__getitem__):
         path = os.path.realpath(folder / names[row])
         originals[row] = names_by_path.setdefault(path, names[row])
@@ -244,13 +244,13 @@ def digest_of(names: Sequence[str], states: NDArray[Any]) -> str:
 
 def list_images(folder: Path) -> list[str]:
     """List the images below a folder, and print how many other files are not read."""
-    unread: list[str] = []
+    unread = []
     names = list(_images_below(folder, folder, unread))
     print_unread(str(folder), unread)
     return names
 
 
-def read_record(folder: Path, names: Sequence[str], states: NDArray[np.int64]) -> dict[str, str]:
+def read_record(folder: Path, names: Sequence[str], states: Integers) -> dict[str, str]:
     """Return `origin` and `digest` of the source of a copy.
 
     The result is empty if the folder is not a copy, or if it has changed.

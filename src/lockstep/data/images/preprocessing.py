@@ -14,7 +14,10 @@ from torch.nn import functional as F
 PREPROCESSING_KEYS = ("image_size", "crop_percent", "fit", "interpolation", "background")
 
 
-def size_of(image: Tensor) -> tuple[int, int]:
+Size = tuple[int, int]  # (H, W)
+
+
+def size_of(image: Tensor) -> Size:
     """Return the size (H, W) of an image (C, H, W)."""
     return image.shape[-2], image.shape[-1]
 
@@ -30,7 +33,7 @@ class Preprocessing:
     antialias), CenterCrop and Pad of torchvision's v2 transforms.
     """
 
-    size: tuple[int, int] | None
+    size: Size | None
     crop_percent: float
     fit: Literal["crop", "letterbox"]
     interpolation: Literal["bilinear", "bicubic"]
@@ -75,7 +78,7 @@ class Preprocessing:
         return self.crop(self.scale(images))
 
     @property
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> Size:
         """Return the size (H, W) that scaled images just cover, or fit inside."""
         assert self.size is not None
         if self.fit == "letterbox":
@@ -85,7 +88,7 @@ class Preprocessing:
         height, width = (math.floor(side / self.crop_percent + 1e-9) for side in self.size)
         return height, width
 
-    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
+    def scaled_size(self, height: int, width: int) -> Size:
         """Return the size (H, W) to which an image is scaled.
 
         Raises ValueError if the scaled image has too many pixels. An image of 1x40,000 would be
@@ -109,7 +112,7 @@ class Preprocessing:
             )
         return size
 
-    def scale(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    def scale(self, images: Tensor, size: Size | None = None) -> Tensor:
         """Scale images (..., C, H, W) before they are cropped or padded.
 
         `size` (H, W) is their original size, if a decoder has shrunk them.
@@ -120,17 +123,13 @@ class Preprocessing:
         """Crop the center of scaled images (..., C, H, W), or pad them."""
         if self.size is None:
             return scaled
+        down, right = (
+            side - scaled_side for side, scaled_side in zip(self.size, size_of(scaled), strict=True)
+        )
         if self.fit == "letterbox":
-            down, right = (
-                side - scaled_side
-                for side, scaled_side in zip(self.size, size_of(scaled), strict=True)
-            )
             border = (right // 2, right - right // 2, down // 2, down - down // 2)
             return F.pad(scaled, border, value=ImageColor.getrgb(self.background)[0])
-        top, left = (
-            round((length - side) / 2)
-            for length, side in zip(size_of(scaled), self.size, strict=True)
-        )
+        top, left = round(-down / 2), round(-right / 2)
         return scaled[..., top : top + self.size[0], left : left + self.size[1]]
 
 

@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.data.images.image_files import ImageFiles, Store
+from lockstep.data.images.image_files import ImageFiles, Sizes, Store
+from lockstep.data.images.image_table import Integers
 from lockstep.data.images.preprocessing import Preprocessing, size_of
-from lockstep.data.splits import ImageError
+from lockstep.data.splits import ImageError, Shape
 
 
 class RaggedTable:
@@ -31,9 +31,7 @@ class RaggedTable:
     nothing is copied.
     """
 
-    def __init__(
-        self, descriptor: int, start: int, sizes: NDArray[np.int32], channels: int
-    ) -> None:
+    def __init__(self, descriptor: int, start: int, sizes: Sizes, channels: int) -> None:
         """Raise ValueError if the file is shorter than its images."""
         self._descriptor = descriptor
         self._start = start
@@ -77,7 +75,7 @@ def _receive_table(descriptor: Any, *arguments: Any) -> RaggedTable:
     return RaggedTable(descriptor.detach(), *arguments)
 
 
-def starts_of(sizes: NDArray[np.int32], channels: int) -> NDArray[np.int64]:
+def starts_of(sizes: Sizes, channels: int) -> Integers:
     """Return the offset of each image, and the end of the last one, as (N + 1,)."""
     return np.concatenate([[0], np.cumsum(sizes.prod(1, dtype=np.int64) * channels)])
 
@@ -90,7 +88,7 @@ def memory_file() -> BinaryIO:
 
 
 @contextlib.contextmanager
-def stores(file: BinaryIO, files: ImageFiles, sizes: NDArray[np.int32]) -> Iterator[Store]:
+def stores(file: BinaryIO, files: ImageFiles, sizes: Sizes) -> Iterator[Store]:
     """Yield the function that stores scaled `files` in `file`.
 
     `sizes` (N, 2) are those in the headers, perhaps before the EXIF orientation is applied. The
@@ -132,7 +130,7 @@ class Rows:
         return len(self.rows)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> Shape:
         height, width = self.preprocessing.size or self.table.sizes[0].tolist()
         return len(self), self.table.channels, height, width
 

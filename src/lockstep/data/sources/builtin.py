@@ -42,10 +42,10 @@ def digits(
     """
     # The file is read directly, because importing sklearn.datasets takes 0.6 s.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
-    rows = torch.from_numpy(np.loadtxt(str(file), np.uint8, delimiter=","))
+    table = torch.from_numpy(np.loadtxt(str(file), np.uint8, delimiter=","))
     # Values of 0 to 16 are scaled to 0 to 255.
-    pixels = (rows[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
-    targets = rows[:, -1].long()
+    pixels = (table[:, :-1] * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)
+    targets = table[:, -1].long()
     fractions = {"val": val_fraction, "test": test_fraction}
     positions = split_at_random(targets, split_seed, fractions, fold)
     images = named_images(pixels, targets, "digits")
@@ -108,16 +108,8 @@ def fashion_mnist(
     """
     from torchvision.datasets import FashionMNIST
 
-    return _torchvision_splits(
-        FashionMNIST,
-        "lockstep.data.fashion_mnist",
-        root,
-        download,
-        val_fraction,
-        split_seed,
-        image_size,
-        fold,
-    )
+    datasets = _torchvision_datasets(FashionMNIST, "lockstep.data.fashion_mnist", root, download)
+    return _torchvision_splits(datasets, val_fraction, split_seed, image_size, fold)
 
 
 def cifar10(
@@ -139,36 +131,19 @@ def cifar10(
     """
     from torchvision.datasets import CIFAR10
 
-    return _torchvision_splits(
-        CIFAR10,
-        "lockstep.data.cifar10",
-        root,
-        download,
-        val_fraction,
-        split_seed,
-        image_size,
-        fold,
-    )
+    datasets = _torchvision_datasets(CIFAR10, "lockstep.data.cifar10", root, download)
+    return _torchvision_splits(datasets, val_fraction, split_seed, image_size, fold)
 
 
-def _torchvision_splits(
-    kind: Any,
-    target: str,
-    root: str,
-    download: bool,
-    val_fraction: float,
-    split_seed: int,
-    image_size: int | list[int] | None,
-    fold: Fold | None,
-) -> Splits:
-    """Read a data set of torchvision, whose pixels are (N, H, W) or (N, H, W, C).
+def _torchvision_datasets(kind: Any, target: str, root: str, download: bool) -> dict[str, Any]:
+    """Return the training and the test set of a data set of torchvision.
 
     Raises FileNotFoundError.
     """
     try:
         # torchvision has no option to disable its progress bar on stderr.
         with redirect_stderr(StringIO()):
-            datasets = {
+            return {
                 split: kind(root, train=split == "train", download=download)
                 for split in ("train", "test")
             }
@@ -180,6 +155,16 @@ def _torchvision_splits(
             f"data.root={root} has no readable {kind.__name__} in {FOLDERS[target]} "
             f"({' '.join(str(error).split())}): delete damaged files, and {hint} or copy them."
         ) from error
+
+
+def _torchvision_splits(
+    datasets: dict[str, Any],
+    val_fraction: float,
+    split_seed: int,
+    image_size: int | list[int] | None,
+    fold: Fold | None,
+) -> Splits:
+    """Split data sets of torchvision, whose pixels are (N, H, W) or (N, H, W, C)."""
     from lockstep.data.images.preprocessing import Preprocessing
 
     preprocessing = Preprocessing.from_keys(image_size, "auto", "crop", "auto", "white")
@@ -189,10 +174,9 @@ def _torchvision_splits(
         pixels = pixels.permute(0, 3, 1, 2) if pixels.dim() == 4 else pixels.unsqueeze(1)
         images[split] = named_images(preprocessing(pixels), targets, split)
     train = images["train"]
-    rows = split_at_random(train.targets, split_seed, {"val": val_fraction}, fold)
-    images |= {split: train.take(rows[split]) for split in rows}
-    names = tuple(datasets["train"].classes)
-    return Splits(images["train"], images["val"], images["test"], names)
+    positions = split_at_random(train.targets, split_seed, {"val": val_fraction}, fold)
+    images |= {split: train.take(rows) for split, rows in positions.items()}
+    return Splits(images["train"], images["val"], images["test"], tuple(datasets["train"].classes))
 
 
 def named_images(pixels: Tensor, labels: Tensor, prefix: str) -> Images:
@@ -200,21 +184,22 @@ def named_images(pixels: Tensor, labels: Tensor, prefix: str) -> Images:
 
 
 def split_at_random(
-    classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None = None
+    classes: Tensor, seed: int, fractions: dict[str, float], fold: Fold | None
 ) -> dict[str, Tensor]:
     """Split positions at random into round(n * fraction) for each of `fractions`, and the rest.
 
     The rest is "train", and each split is sorted. A `fold` is "test", and the other positions are
     split. Raises ValueError if a split is empty.
     """
-    splits, rest, fractions = dict[str, Tensor](), torch.arange(len(classes)), {**fractions}
+    splits, rest = {}, torch.arange(len(classes))
     if fold is not None:
         from lockstep.data.splitting import Unsplit, split_images
 
-        images = Unsplit([*map(str, rest.tolist())], classes.numpy(), seed)
+        images = Unsplit(list(map(str, rest.tolist())), classes.numpy(), seed)
         rows = split_images(images, {}, fold)
-        rest, splits["test"] = torch.from_numpy(rows["train"]), torch.from_numpy(rows["test"])
-        fractions.pop("test", None)
+        splits["test"] = torch.from_numpy(rows["test"])
+        rest = torch.from_numpy(rows["train"])
+        fractions = {split: fractions[split] for split in fractions if split != "test"}
     order = torch.randperm(len(rest), generator=generator(seed, "split"))
     draws = order.split(rounded_sizes(len(rest), fractions))
     for split, positions in zip([*fractions, "train"], draws, strict=True):

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import Doc
 
-from lockstep.data.images.dataset_samples import Samples, pair, refuse_unpicklable, shape_text
+from lockstep.data.images.dataset_samples import (
+    Sample,
+    Samples,
+    pair,
+    refuse_unpicklable,
+    shape_text,
+)
 from lockstep.data.images.image_files import NUM_PER_RUN, sampled_positions
 from lockstep.data.sources.builtin import split_at_random
 from lockstep.data.splits import (
@@ -84,7 +90,7 @@ def dataset(
     fractions = {"val": val_fraction, "test": test_fraction}
     rows: dict[str, Tensor] = {}
     groups: dict[str, list[str] | None] = {}
-    first_samples: dict[str, tuple[Tensor, Tensor]] = {}
+    first_samples: dict[str, Sample] = {}
     for split, dataset in datasets.items():
         if dataset is not None:
             fractions.pop(split, None)
@@ -112,7 +118,7 @@ def dataset(
         names = [f"train/{row}" for row in range(len(classes))]
         samples = Unsplit(names, classes.numpy(), split_seed, groups["train"], kept)
         parts = split_images(samples, fractions, fold)
-        rows |= {split: torch.from_numpy(parts[split]) for split in parts}
+        rows |= {split: torch.from_numpy(positions) for split, positions in parts.items()}
 
     images: dict[str, Images] = {}
     for split, positions in rows.items():
@@ -130,11 +136,16 @@ def dataset(
         names = tuple(f"{source}/{row}" for row in range(len(dataset)))
         images[split] = Images(samples, empty_targets, names, groups[source]).take(positions)
     statistics = _statistics(images["train"].pixels, mean, std)
-    names = _class_names(train, class_names)
-    return Splits(images["train"], images["val"], images["test"], names, statistics)
+    return Splits(
+        images["train"],
+        images["val"],
+        images["test"],
+        _class_names(train, class_names),
+        statistics,
+    )
 
 
-def _first_sample(dataset: Any, setting: str) -> tuple[Tensor, Tensor]:
+def _first_sample(dataset: Any, setting: str) -> Sample:
     """Return an empty input (0, C, H, W) and target (0, ...) like those of the first sample.
 
     They have its shape and dtype. Raises ValueError for a Dataset that is not map-style, is empty,

@@ -104,8 +104,7 @@ def image_folder(
     preprocessing = Preprocessing.from_keys(
         image_size, crop_percent, fit, interpolation, background
     )
-    decoding = Decoding(table=table, preprocessing=preprocessing, channels=channels, cache=cache)
-    return decoding.splits(memory)
+    return Decoding(table, preprocessing, channels, cache).splits(memory)
 
 
 def complete_splits(
@@ -172,7 +171,7 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
             return str(image.getexif().get_ifd(TAKEN[0]).get(TAKEN[1], ""))
         return ""
 
-    days, lines = list[date](), list[str]()
+    days, lines = [], []
     with ThreadPoolExecutor(num_cores()) as threads:
         for row, timestamp in zip(rows, threads.map(read, rows.tolist()), strict=True):
             try:
@@ -196,7 +195,7 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
 
 def _refuse_two_groups(table: ImageTable, files: Sequence[str]) -> None:
     """Raise ValueError if paths or links that lead to one of the `files` differ in group."""
-    first_images: dict[str, tuple[str, str]] = {}
+    first_images = {}
     for file, name, group in zip(files, table.names, table.groups or files, strict=True):
         first_name, first_group = first_images.setdefault(file, (name, group))
         if group != first_group:

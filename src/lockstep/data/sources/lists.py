@@ -20,6 +20,7 @@ from lockstep.data.images.image_table import (
     IMAGE_SUFFIXES,
     SPLIT_FOLDERS,
     ImageTable,
+    Integers,
     class_order,
     digest_of,
     group_names,
@@ -127,8 +128,7 @@ def image_list(
     preprocessing = Preprocessing.from_keys(
         image_size, crop_percent, fit, interpolation, background
     )
-    decoding = Decoding(table=table, preprocessing=preprocessing, channels=channels, cache=cache)
-    return decoding.splits(memory)
+    return Decoding(table, preprocessing, channels, cache).splits(memory)
 
 
 def read_list(
@@ -199,8 +199,8 @@ def read_list(
 def listed_names(file: str, path_column: str) -> list[str]:
     """Read the paths of the images in a list whose files are elsewhere."""
     setting = f"data.file={file}"
-    cells = _read(require_path(file, setting), setting, {path_column: "data.path_column"})
-    return cells.columns[path_column]
+    path = require_path(file, setting)
+    return _read(path, setting, {path_column: "data.path_column"}).columns[path_column]
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +285,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
     return header, numbers, dict(zip(header, columns, strict=True))
 
 
-def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int64]]:
+def _splits(cells: _Cells, split_column: str | None) -> dict[str, Integers]:
     """Return the positions of each split. Without `split_column`, all rows are "train"."""
     if split_column is None:
         return {"train": np.arange(len(cells.numbers))}
@@ -303,9 +303,7 @@ def _splits(cells: _Cells, split_column: str | None) -> dict[str, NDArray[np.int
     return {split: rows for split, rows in splits.items() if len(rows)}
 
 
-def _classes(
-    cells: _Cells, column: str, train: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _classes(cells: _Cells, column: str, train: Integers) -> tuple[Integers, tuple[str, ...]]:
     """Return class numbers int64 (N,), and the names of the classes in the rows of `train`."""
     labels = strip_names(f"{cells.setting}, column {column}", cells.columns[column])
     class_names = sorted({labels[row] for row in train}, key=class_order)

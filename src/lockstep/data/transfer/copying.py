@@ -70,6 +70,7 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
     """
     name = name_of(files.origin)
     copy_folder = folder / f"{name}-{files.key[:12]}"
+    names = list(files.paths)
     with explain_errors(f"{setting}: {files.origin} cannot be copied"):
         folder.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(folder / f".{name}.lock", f"copies {name}"):
@@ -77,13 +78,12 @@ def copy(files: Files, folder: Path, setting: str) -> tuple[str, str]:
                 raise PermissionError(
                     f"{copy_folder} belongs to another user, use a folder of your own"
                 )
-            record = read_record(
-                copy_folder / name, [*files.paths], states_of(copy_folder / name, [*files.paths])[0]
-            )
+            states = states_of(copy_folder / name, names)[0]
+            record = read_record(copy_folder / name, names, states)
             # There is no record, it is damaged, or a process was killed while copying.
             if not record:
                 shutil.rmtree(copy_folder, ignore_errors=True)
-                record = _fetch(files, copy_folder, name)
+                record = _fetch(files, copy_folder / name)
             elif not files.digest:
                 print(
                     f"Reading the copy of {files.origin}: "
@@ -154,8 +154,8 @@ def explain_errors(problem: str) -> Iterator[None]:
         ) from None
 
 
-def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
-    """Copy files, and return their record.
+def _fetch(files: Files, folder: Path) -> dict[str, str]:
+    """Copy files into a new folder, and return their record.
 
     A second name of a file becomes a link, so that both names are one image.
     """
@@ -163,13 +163,13 @@ def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
         raise ValueError(
             f"no files: give a folder, or an archive as data.root=zip://::{files.origin}"
         )
-    originals: dict[str, Path] = {}
+    name, originals = folder.name, {}
     for file, path in files.paths.items():
         if {"", ".", ".."} & {*file.split("/")}:  # An absolute path starts with an empty part.
             raise ValueError(
                 f"{file} is not below {files.origin}: set data.root to a folder of all files"
             )
-        target = copy_folder / name / file
+        target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
         original = originals.setdefault(path, target)
         if original != target:
@@ -178,17 +178,22 @@ def _fetch(files: Files, copy_folder: Path, name: str) -> dict[str, str]:
     # Threads cannot share an archive.
     num_threads = 1 if files.system.protocol in ARCHIVES else NUM_THREADS
     with ThreadPool(num_threads) as pool:
-        for count, _ in enumerate(
-            pool.imap(lambda path: files.system.get_file(path, str(originals[path])), originals)
-        ):
+        copies = pool.imap(
+            lambda path: files.system.get_file(path, str(originals[path])), originals
+        )
+        for count, _ in enumerate(copies):
             progress.show(count, len(originals))
-    print(f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s", flush=True)
-    states, _ = states_of(copy_folder / name, [*files.paths])
-    contents = (hashlib.blake2b(path.read_bytes()).hexdigest() for path in originals.values())
+    print(
+        f"Copied {len(originals):,} files of {name} in {progress.elapsed_s:.1f} s",
+        flush=True,
+    )
+    names = list(files.paths)
+    states, _ = states_of(folder, names)
+    contents = [hashlib.blake2b(path.read_bytes()).hexdigest() for path in originals.values()]
     record = {
         "origin": files.origin,
-        "digest": files.digest or copied_digest([*files.paths], [*contents]),
-        "files": copied_digest([*files.paths], states[:, :2].tolist()),
+        "digest": files.digest or copied_digest(names, contents),
+        "files": copied_digest(names, states[:, :2].tolist()),
     }
-    write_json(copy_folder / COPY_RECORD, record)
+    write_json(folder.parent / COPY_RECORD, record)
     return record

@@ -40,12 +40,13 @@ def map_pixels(images: Tensor, maps: Tensor) -> Tensor:
     product would depend on the device and the batch.
     """
     height, width = images.shape[2:]
-    x = torch.arange(width, dtype=torch.float64, device=images.device) + 0.5
-    y = torch.arange(height, dtype=torch.float64, device=images.device) + 0.5
+    x, y = (
+        torch.arange(side, dtype=torch.float64, device=images.device) + 0.5
+        for side in (width, height)
+    )
     source_x, source_y = (
-        (of_x.unsqueeze(1) * x + offset.unsqueeze(1)).unsqueeze(1)
-        + (of_y.unsqueeze(1) * y).unsqueeze(2)
-        for of_x, of_y, offset in maps
+        (of_x * x + offset).unsqueeze(1) + (of_y * y).unsqueeze(2)
+        for of_x, of_y, offset in maps.unsqueeze(3)
     )
     # Pixels from outside are read from a border of zeros.
     column = source_x.floor_().clamp_(-1, width).add_(1)
@@ -66,10 +67,12 @@ def crop_padded(images: Tensor, window: Tensor, *, padding: int, is_reflected: b
     for a vertical and for a horizontal flip.
     """
     batch, channels, height, width = images.shape
+    corners, flips = window.unsqueeze(2).split(2)
     rows, columns = (
-        (corner + (end - 1) * is_flipped).unsqueeze(1)
-        + (1 - 2 * is_flipped).unsqueeze(1) * torch.arange(end, device=images.device)
-        for end, corner, is_flipped in zip((height, width), window[:2], window[2:], strict=True)
+        corner
+        + (end - 1) * is_flipped
+        + (1 - 2 * is_flipped) * torch.arange(end, device=images.device)
+        for end, corner, is_flipped in zip((height, width), corners, flips, strict=True)
     )
     if is_reflected:
         rows, columns = (
