@@ -56,6 +56,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             future.result()
 
 
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint into host memory. Nothing in it is executed."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
 def write(checkpoint: Checkpoint, target: Path) -> None:
     """Replace the checkpoint at `target` atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """A custom LightningModule, built from the configuration, with its companion callback."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,8 +42,7 @@ def build_module(
         "num_classes": lambda: num_classes,
         "total_steps": lambda: total_steps,
     }
-    signature = signatures.find(config.module.target)
-    names = signature.names if signature is not None else ()
+    names = signatures.parameter_names(config.module.target)
     with build.section_errors(config, "module"):
         arguments = {name: make() for name, make in standard_arguments.items() if name in names}
         module = build.build(config.module, **arguments)
@@ -184,13 +183,13 @@ class Companion(Callback):
             )
 
 
-def _differs(name: str, everywhere: Sequence[Mapping[str, float]]) -> bool:
+def _differs(name: str, everywhere: Sequence[Metrics]) -> bool:
     """Return whether a metric differs between ranks. A metric that only some log differs."""
     values = {metrics.get(name) for metrics in everywhere}
     return len(values) > 1 and not all(value != value for value in values)
 
 
-def _values_text(name: str, everywhere: Sequence[Mapping[str, float]]) -> str:
+def _values_text(name: str, everywhere: Sequence[Metrics]) -> str:
     """Return the values of a metric on all ranks as text."""
     values = (metrics.get(name) for metrics in everywhere)
     return ", ".join("nothing" if value is None else f"{value:.6g}" for value in values)

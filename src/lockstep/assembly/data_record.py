@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
 from lockstep.data.splits import Splits
 from lockstep.runs.files import atomic_file, read_json
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 # Contents are the bytes of each file, and hashes of some files, by name.
 Contents = tuple[dict[str, int], dict[str, str]]
+Rows = dict[str, tuple[str, Any, str | None]]  # split, target and group of each image, by name
 # Hashes of this many files detect a data set of other images, where every file differs. Sizes
 # detect single files that were replaced.
 NUM_HASHED = 1000
@@ -54,7 +54,7 @@ class Overlap(NamedTuple):
 
 def keep(session: Session, images: Splits, run: RunFolder) -> None:
     """Write the record of a run. Every rank must call it."""
-    together(lambda: _write(run, record_of(images)) if session.rank == 0 else None)
+    session.on_rank_0(lambda: _write(run, record_of(images)))
 
 
 def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = False) -> None:
@@ -65,7 +65,7 @@ def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = 
     """
 
     def work() -> None:
-        if session.rank != 0 or (is_new and not run.images.exists()):
+        if is_new and not run.images.exists():
             return
         old, new = read(run), record_of(images)
         changes = ["its images were not recorded"] if old is None else differences(old, new)
@@ -84,7 +84,7 @@ def compare(session: Session, images: Splits, run: RunFolder, *, is_new: bool = 
             )
         print_error(f"changed_data=accept: {message}")
 
-    together(work)
+    session.on_rank_0(work)
 
 
 def record_of(images: Splits) -> Record:
@@ -124,6 +124,7 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
     run_contents, table_contents = _contents(record), contents_of(table)
     image_names = {*table.names}
     trained_names = {*record["train"]["names"]}
+    num_trained = len(trained_names)
     compared_names = run_contents[1].keys() & table_contents[1].keys()
     replaced_names = _replaced_names(run_contents, table_contents)
     if 2 * len(replaced_names & compared_names) > len(compared_names):
@@ -140,7 +141,6 @@ def overlap(run: RunFolder, table: "ImageTable") -> Overlap | None:
             flush=True,
         )
         return None
-    num_trained = len({*record["train"]["names"]})
     return Overlap(
         num_trained, sorted(trained_names & image_names - replaced_names), sorted(replaced_names)
     )
@@ -198,13 +198,13 @@ def recorded_splits(run: RunFolder) -> dict[str, str] | None:
     return record and {name: split for name, (split, *_) in _named_rows(record).items()}
 
 
-def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
+def _named_rows(record: Record) -> Rows:
     """Return the split, the target and the known group of each image.
 
     A target that is a class is given by its name.
     """
     classes: Any = list(record["class_names"])
-    rows: dict[str, tuple[str, Any, str | None]] = {}
+    rows = Rows()
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
         blanks = [None] * len(names)  # A Dataset has no targets here.

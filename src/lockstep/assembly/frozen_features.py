@@ -113,10 +113,15 @@ class FrozenFeatures(Callback):
             missing = sorted(set().union(*gather_objects(sources.keys() - _rows(table).keys())))
             if missing:
                 requested = partial(stops[0].request, trainer) if stops else int
-                computed_records, request = _compute(
-                    session, module, sources, missing, record, path, requested
-                )
                 is_writer = session.local_rank == 0
+                computed_records = np.empty(
+                    len(missing) if is_writer or path is None else 0, record
+                )
+                images = {digest: sources[digest] for digest in missing}
+                num_computed, request = _compute(
+                    session, module, images, computed_records, requested
+                )
+                computed_records = computed_records[:num_computed]
                 _on_disk(
                     path,
                     lambda path: (
@@ -262,40 +267,35 @@ def _rows(table: NDArray[Any]) -> dict[bytes, int]:
 def _compute(
     session: Session,
     module: Classifier,
-    sources: Mapping[bytes, tuple[Pixels, int]],
-    missing: list[bytes],
-    record: np.dtype[Any],
-    path: Path | None,
+    images: Mapping[bytes, tuple[Pixels, int]],
+    table: NDArray[Any],
     requested: Callable[[], int],
-) -> tuple[NDArray[Any], int]:
-    """Compute the records of the `missing` images, up to a request to stop.
+) -> tuple[int, int]:
+    """Compute the records of images into a `table`, up to a request to stop.
 
-    Returns the records and the request. Every rank must call it. In a round each rank computes a
-    chunk. The result has no records on a rank that neither writes them nor serves them from memory.
+    Returns the number of records and the request. Every rank must call it. In a round each rank
+    computes a chunk. The table is empty on a rank that neither writes nor serves its records.
     """
-    chunks = [missing[start : start + CHUNK] for start in range(0, len(missing), CHUNK)]
-    size, is_shown = CHUNK * session.world_size, session.rank == 0 and not session.config.silent
-    table = np.empty(len(missing) if path is None or session.local_rank == 0 else 0, record)
-    table["digest"] = np.frombuffer(b"".join(missing), "V16")[: len(table)]
-    width = record["values"].shape[0]
+    sources, size = [*images.values()], CHUNK * session.world_size
+    chunks = [sources[start : start + CHUNK] for start in range(0, len(sources), CHUNK)]
+    table["digest"] = np.frombuffer(b"".join(images), "V16")[: len(table)]
+    width = table.dtype["values"].shape[0]
 
-    def read(chunk: list[bytes]) -> Tensor:
-        return torch.cat(
-            [pixels[torch.tensor([row])] for pixels, row in map(sources.__getitem__, chunk)]
-        )
+    def read(chunk: list[tuple[Pixels, int]]) -> Tensor:
+        return torch.cat([pixels[torch.tensor([row])] for pixels, row in chunk])
 
     progress, request, start = Progress("Computing features", "images"), 0, 0
     image_chunks = read_ahead(chunks[session.rank :: session.world_size], NUM_AHEAD, read)
-    for start, images in itertools.zip_longest(range(0, len(missing), size), image_chunks):
+    for start, inputs in itertools.zip_longest(range(0, len(sources), size), image_chunks):
         block = module.mean.new_zeros(CHUNK, width)
-        if images is not None:
-            block[: len(images)] = _head_inputs(module, images)
+        if inputs is not None:
+            block[: len(inputs)] = _head_inputs(module, inputs)
         row = torch.cat([block.flatten(), block.new_tensor([requested()])])
         all_rows = collectives.all_gather(row) if session.is_distributed else row[None]
         rows, request = table["values"][start : start + size], int(all_rows[:, -1].max())
         rows[:] = all_rows[:, :-1].reshape(-1, width)[: len(rows)].cpu().numpy()
-        if is_shown:
-            progress.show(min(start + size, len(missing)), len(missing))
+        if session.is_shown:
+            progress.show(min(start + size, len(sources)), len(sources))
         if request:
             break
-    return table[: start + size], request
+    return start + size, request

@@ -48,7 +48,7 @@ def files_of(
     return Decoding(table=table, preprocessing=preprocessing, **settings)
 
 
-def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
+def header_rows(config: Config, images: Splits | None) -> dict[str, str]:
     """Return header rows that describe the preprocessing.
 
     The second row describes how much a new run shrinks its `images`.
@@ -56,10 +56,15 @@ def header_rows(config: Config, images: Splits | None) -> list[tuple[str, str]]:
     preprocessing = Preprocessing.from_keys(
         *(config.data.arguments()[name] for name in PREPROCESSING_KEYS)
     )
-    rows = [("images", preprocessing.text)]
+    rows = {"images": preprocessing.text}
     if images is not None:
-        sides = _shorter_sides(images)
-        rows.append(("shrunk", describe_shrinking(config, preprocessing, sides)))
+        # The headers of up to 32 evenly spaced training images are read.
+        names, sides = images.train.names, list[int]()
+        for name in names[:: -(-len(names) // 32)]:
+            # Broken images are reported where they are decoded.
+            with suppress(Exception), open_image(f"{images.folder}/{name}") as image:
+                sides.append(min(image.size))
+        rows["shrunk"] = describe_shrinking(config, preprocessing, sides)
     return rows
 
 
@@ -82,16 +87,3 @@ def describe_shrinking(config: Config, preprocessing: Preprocessing, sides: Sequ
     return (
         f"from {median:,.0f} pixels to {side}: add {network}data.image_size={PRETRAINED_SIZE}{stem}"
     )
-
-
-def _shorter_sides(images: Splits) -> list[int]:
-    """Read the shorter sides of up to 32 training images from the headers of their files.
-
-    The images are evenly spaced.
-    """
-    names, sides = images.train.names, list[int]()
-    for name in names[:: -(-len(names) // 32)]:
-        # Broken images are reported where they are decoded.
-        with suppress(Exception), open_image(f"{images.folder}/{name}") as image:
-            sides.append(min(image.size))
-    return sides

@@ -5,7 +5,7 @@ All of them are built from the configuration.
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from torchmetrics.metric import Metric
 from lockstep.assembly.session import Session
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error, config_error, one_line
+from lockstep.config.errors import Error, config_error, one_line, refuse
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import is_ours
 from lockstep.distributed.collectives import gather_objects
@@ -71,11 +71,29 @@ def classifier(
         rules = parameter_rules(config, net, task, num_outputs)
     if is_trained and config.model.target != "lockstep.models.ResNet18":
         refuse_draws(config, net, shape)
-    recipe = _recipe(config, net, rules, total_steps, is_trained=is_trained)
+    # If the network is trained, both are tried. The training calls them again, for its groups.
+    with build.section_errors(config, "optimizer"):
+        make_optimizer = build.build(config.optimizer)
+        optimizer = make_optimizer(list(net.parameters())) if is_trained else None
+    with build.section_errors(config, "scheduler"):
+        make_scheduler, interval = build.build(config.scheduler), config.scheduler.interval
+        schedule = Schedule(make_scheduler, interval, *build.monitored_metric(config))
+        if optimizer is not None:
+            schedule.build(optimizer, total_steps)
+    recipe = Recipe(
+        optimizer=make_optimizer,
+        scheduler=schedule,
+        rules=rules,
+        total_steps=total_steps,
+        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
+        gradient_clip_norm=config.trainer.gradient_clip_norm,
+        seed=config.seed,
+        log_every_n_steps=config.trainer.log_every_n_steps,
+    )
     origin = origin_of(net)
     side, original_side = min(shape[1:]), origin.image_size or 0
     is_much_smaller = is_trained and side * MUCH_SMALLER < original_side
-    if is_much_smaller and session.rank == 0 and not config.silent:
+    if is_much_smaller and session.is_shown:
         message = f"The network was made for images of {original_side} pixels, these have {side}"
         print_error(f"{message}: set a larger data.image_size, or model=resnet18.")
     if origin.mean is not None and origin.std is not None:
@@ -147,9 +165,7 @@ def parameter_rules(
             keys["pattern"] = rf"^({head})\."
     rules = [ParameterRule(name, **keys) for name, keys in sections.items()]
     parameters = dict([*net.named_parameters(), *task.named_parameters("task")])
-    errors = list(_rule_errors(rules, parameters))
-    if errors:
-        raise ConfigError(*errors)
+    refuse(_rule_errors(rules, parameters))
     return rules
 
 
@@ -187,38 +203,6 @@ def _rule_errors(
         )
 
 
-def _recipe(
-    config: Config,
-    net: nn.Module,
-    rules: Sequence[ParameterRule],
-    total_steps: int,
-    *,
-    is_trained: bool,
-) -> Recipe:
-    """Build the optimizer and the schedule of a network, and try them if it `is_trained`.
-
-    The training calls them again, for its parameter groups.
-    """
-    with build.section_errors(config, "optimizer"):
-        make_optimizer = build.build(config.optimizer)
-        optimizer = make_optimizer(list(net.parameters())) if is_trained else None
-    with build.section_errors(config, "scheduler"):
-        make_scheduler, interval = build.build(config.scheduler), config.scheduler.interval
-        schedule = Schedule(make_scheduler, interval, *build.monitored_metric(config))
-        if optimizer is not None:
-            schedule.build(optimizer, total_steps)
-    return Recipe(
-        optimizer=make_optimizer,
-        scheduler=schedule,
-        rules=rules,
-        total_steps=total_steps,
-        accumulate_grad_batches=config.trainer.accumulate_grad_batches,
-        gradient_clip_norm=config.trainer.gradient_clip_norm,
-        seed=config.seed,
-        log_every_n_steps=config.trainer.log_every_n_steps,
-    )
-
-
 def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
     """Build the metrics by name, with those arguments of the task that they accept."""
     metrics: dict[str, Metric] = {}
@@ -226,8 +210,7 @@ def _metrics(config: Config, task: Task, num_outputs: int) -> dict[str, Metric]:
         if section is None:
             continue
         setting = f"task.metrics.{name}._target_={section.target}"
-        signature = signatures.find(section.target)
-        names = signature.names if signature is not None else ()
+        names = signatures.parameter_names(section.target)
         arguments = {**task.metric_arguments(num_outputs), **section.arguments()}
         try:
             metric = build.build(

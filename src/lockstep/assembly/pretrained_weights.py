@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
 from lockstep.config import build
 from lockstep.config.errors import literal, one_line
@@ -23,11 +22,9 @@ def load_pretrained(session: Session, net: nn.Module) -> None:
     """
     load_weights = origin_of(net).load
     if load_weights is not None:
-        report = together(
-            lambda: _load_weights(session.config, load_weights) if session.rank == 0 else None
-        )
+        report = session.on_rank_0(lambda: _load_weights(session.config, load_weights))
         messages = [*filter(None, (report, _normalization(session.config)))]
-        if session.rank == 0 and messages and not session.config.silent:
+        if messages and session.is_shown:
             print_line(terminal(), f"model.{_setting(session.config)}: {'; '.join(messages)}")
         statistics = gather_objects(dict(net.named_buffers()) if session.rank == 0 else {})[0]
         # These are the statistics of batch norms, because DDP broadcasts no buffers here.
@@ -56,7 +53,7 @@ def download(session: Session) -> None:
     # The random state is restored, so that the network of the training draws the same numbers as
     # without a download.
     with torch.random.fork_rng(devices=[]):
-        together(lambda: session.rank == 0 and fetch_weights(session.config, 3, 1000))
+        session.on_rank_0(lambda: fetch_weights(session.config, 3, 1000))
 
 
 def _load_weights(config: Config, load: Callable[[], str | None]) -> str | None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from lockstep.assembly.agreement import agree
 from lockstep.assembly.precision import resolve_device
 from lockstep.config.checks.workers import Workers
-from lockstep.config.errors import ConfigError, Error, config_error
+from lockstep.config.errors import ConfigError, Error, config_error, refuse
 from lockstep.config.schema.configuration import Config
 from lockstep.distributed import collectives
 from lockstep.distributed.collectives import gather_objects
@@ -129,8 +129,7 @@ def shared_folder(
             except ConfigError as error:
                 errors = error.errors
         path, errors = gather_objects((path, errors))[0]
-        if errors:
-            raise ConfigError(*errors)
+        refuse(errors)
         yield RunFolder(Path(path))
 
 

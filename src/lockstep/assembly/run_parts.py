@@ -23,12 +23,12 @@ from lockstep.assembly.session import Session
 from lockstep.callbacks.reliability import Reliability
 from lockstep.config import build
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error, config_error, literal
+from lockstep.config.errors import Error, config_error, literal, refuse
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import OF_FILES, Data, is_ours
 from lockstep.data.images.image_table import real_names
 from lockstep.data.module import Batching, ImageData
-from lockstep.data.splits import Fold, Images, Kept, Splits, identity_statistics, is_streamed
+from lockstep.data.splits import Fold, Kept, Splits, identity_statistics, is_streamed
 from lockstep.data.transforms.augment import Augment
 from lockstep.distributed.batch_norm import ExactBatchNorm
 from lockstep.models.classifier import ImageFormat
@@ -64,8 +64,7 @@ def image_data(session: Session, run: RunFolder, *, is_new: bool = False) -> Ima
 def refuse_unfit_images(config: Config, images: Splits) -> None:
     """Raise ConfigError if the images of a source do not fit the settings of data and augment."""
     refuse_shared_groups(config, images)
-    if errors := [*_unfit_images(config, images)]:
-        raise ConfigError(*errors)
+    refuse(_unfit_images(config, images))
 
 
 def _unfit_images(config: Config, images: Splits) -> Iterator[Error]:
@@ -318,29 +317,25 @@ def source(section: Data, *, is_once: bool = False, kept: Kept = None) -> Splits
     not checked before.
     """
     refuse_unfit_arguments(section)
-    settings = {
-        "memory": section.memory,
-        "fold": None if section.folds is None else Fold(section.fold, section.folds),
-        "kept": kept,
-    }
-    settings = {key: value for key, value in settings.items() if value is not None}
-    arguments: dict[str, Any] = {
-        key: settings[key] for key in settings if signatures.has_parameter(section.target, key)
-    }
-    if "fold" in settings and "fold" not in arguments:
+    fold = None if section.folds is None else Fold(section.fold, section.folds)
+    names = signatures.parameter_names(section.target)
+    if fold is not None and "fold" not in names:
         raise config_error(
             "unsupported",
             f"data.folds={section.folds}",
             f", but data._target_={section.target} has no parameter `fold`",
             "remove data.folds",
         )
-    if (
-        is_once
-        and section.memory == "auto"
-        and is_ours(section.target)
-        and "cache" in section.arguments()
-    ):
-        arguments["memory"] = "once"
+    memory = section.memory
+    has_cache = is_ours(section.target) and "cache" in section.arguments()
+    settings = {
+        "memory": "once" if is_once and memory == "auto" and has_cache else memory,
+        "fold": fold,
+        "kept": kept,
+    }
+    arguments = {
+        name: value for name, value in settings.items() if name in names and value is not None
+    }
     return build.build(section, **arguments)
 
 
@@ -356,22 +351,17 @@ def open_source(seed: int, section: Data) -> "tuple[Splits, Decoding | None]":
 
 def refuse_unfit_arguments(section: Data) -> None:
     """Raise ConfigError for arguments that a source does not accept."""
-    if errors := signatures.errors([{"data": section.model_dump(by_alias=True)}]):
-        raise ConfigError(*errors)
+    refuse(signatures.errors([{"data": section.model_dump(by_alias=True)}]))
 
 
 def seed_splits(splits: Splits, seed: int) -> Splits:
     """Set the seed of a run in pixels that draw random numbers. Others are unchanged."""
-
-    def set_seed(images: Images) -> Images:
+    for split, images in splits.by_name.items():
         pixels: Any = images.pixels
-        return (
-            replace(images, pixels=replace(pixels, seed=seed))
-            if hasattr(pixels, "seed")
-            else images
-        )
-
-    return replace(splits, **{split: set_seed(images) for split, images in splits.by_name.items()})
+        if hasattr(pixels, "seed"):
+            seeded_images = replace(images, pixels=replace(pixels, seed=seed))
+            splits = replace(splits, **{split: seeded_images})
+    return splits
 
 
 def image_format(data: ImageData) -> ImageFormat:

@@ -4,12 +4,12 @@ It is used for training, evaluation and prediction.
 """
 
 from bdb import BdbQuit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -36,6 +36,7 @@ from lockstep.tasks.scores import MetricError
 if TYPE_CHECKING:
     from lockstep.distributed.virtual_shards import VirtualShards
 
+T = TypeVar("T")
 ADVICE = (
     "Lower optimizer.lr: divide it by 10 until the loss falls. "
     "Then try trainer.gradient_clip_norm=1 and trainer.precision=float32. "
@@ -69,6 +70,15 @@ class Session:
     @property
     def timeout(self) -> timedelta:
         return timedelta(seconds=self.config.strategy.timeout_s)
+
+    @property
+    def is_shown(self) -> bool:
+        """Return whether this process prints, which is rank 0 unless the run is silent."""
+        return self.rank == 0 and not self.config.silent
+
+    def on_rank_0(self, work: Callable[[], T]) -> T | None:
+        """Return `work()` on rank 0, and None on the others, which wait as in `together`."""
+        return together(lambda: work() if self.rank == 0 else None)
 
     @property
     def worker_weights(self) -> tuple[int, ...]:
@@ -148,12 +158,8 @@ def agreed_checkpoint(session: Session, requested_path: Path) -> Chosen:
     It is the one at `requested_path`, or another one if that is damaged, which rank 0 prints.
     Raises ConfigError on all ranks if none is intact.
     """
-    own_choice = together(
-        lambda: (
-            checkpoints.choose_checkpoint(session.folder, requested_path)
-            if session.rank == 0
-            else None
-        )
+    own_choice = session.on_rank_0(
+        lambda: checkpoints.choose_checkpoint(session.folder, requested_path)
     )
     checkpoint = gather_objects(own_choice)[0]
     assert checkpoint is not None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.assembly.session import Session
-from lockstep.config.errors import ConfigError, Error, config_error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line, refuse
 from lockstep.config.schema.configuration import Config
 from lockstep.data.images.dataset_samples import shape_text
 from lockstep.data.module import ImageData
@@ -63,9 +63,7 @@ def try_out(session: Session, data: ImageData, module: Classifier) -> None:
 
 def refuse_augmentation(config: Config, task: Task, batch: Batch) -> None:
     """Raise ConfigError for an augmentation that the losses or the targets do not support."""
-    errors = [*_unsupported(config, task, batch)]
-    if errors:
-        raise ConfigError(*errors)
+    refuse(_unsupported(config, task, batch))
 
 
 def _unsupported(config: Config, task: Task, batch: Batch) -> Iterator[Error]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.data.images.image_files import ImageFiles
 from lockstep.data.splits import Pixels
-from lockstep.models.predictions import EDGES, Findings
+from lockstep.models.predictions import EDGES, Findings, Integers
 from lockstep.runs.files import atomic_file
 
 Image = NDArray[Any]  # (C, H, W)
@@ -60,7 +60,7 @@ def new_figure(height: float, *, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
+def confusion_matrix(counts: Integers, class_names: Sequence[str], title: str) -> Figure:
     """Draw counts (C, C), with true classes as rows and predicted classes as columns.
 
     Cells are shaded by the fraction of the true class.
@@ -98,7 +98,7 @@ def confusion_matrix(counts: NDArray[np.int64], class_names: Sequence[str], titl
     return fig
 
 
-def displayed_classes(counts: NDArray[np.int64]) -> list[int]:
+def displayed_classes(counts: Integers) -> list[int]:
     """Return all classes, or the MAX_CLASSES least accurate ones, worst first."""
     if len(counts) <= MAX_CLASSES:
         return list(range(len(counts)))

@@ -67,6 +67,7 @@ class Record(Callback):
         self._best: float | None = None
         self.images_per_s: float | None = None
         self.epoch_times_s: list[float] = []
+        self.training_s = 0.0  # seconds of training over all sessions, set at the end
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

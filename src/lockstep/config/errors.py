@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
@@ -83,6 +83,13 @@ class ConfigError(ValueError):
 def config_error(code: Code, key: str, problem: str, hint: str = "") -> ConfigError:
     """Return a ConfigError with a single error."""
     return ConfigError(Error(code, key, problem, hint))
+
+
+def refuse(errors: Iterable[Error]) -> None:
+    """Raise a ConfigError with all of these errors, if there are any."""
+    all_errors = list(errors)
+    if all_errors:
+        raise ConfigError(*all_errors)
 
 
 class Refused(Exception):

@@ -29,7 +29,7 @@ from lockstep.config.composing.compose import (
     parse_override,
 )
 from lockstep.config.composing.custom_targets import drop_replaced_parameters
-from lockstep.config.errors import ConfigError, Error, config_error, one_line
+from lockstep.config.errors import ConfigError, Error, config_error, one_line, refuse
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.saved.resume import merge_saved, resumed_config
 from lockstep.config.schema.configuration import Config, fields
@@ -40,6 +40,7 @@ from lockstep.system import processes
 # At most this many points of a search are checked before it starts, and at most this many jobs of a
 # sweep if there are errors.
 MAX_CHECKED = 50
+Composition = tuple[DictConfig | None, list[Error]]  # with the errors of refused choices
 
 
 class Job(NamedTuple):
@@ -86,7 +87,7 @@ class Command(NamedTuple):
     options: Groups
     is_multirun: bool
     saved: Config | None
-    compositions: dict[tuple[str, ...], tuple[DictConfig | None, list[Error]]]
+    compositions: dict[tuple[str, ...], Composition]
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
@@ -105,9 +106,7 @@ def check_called(configs: Sequence[Config]) -> None:
     A run on this machine does not need it, because its training begins with this check. Raises
     ConfigError.
     """
-    errors = processes.call(signatures.errors, [to_tree(config) for config in configs])
-    if errors:
-        raise ConfigError(*errors)
+    refuse(processes.call(signatures.errors, [to_tree(config) for config in configs]))
 
 
 def plan(
@@ -152,8 +151,7 @@ def plan(
         errors += [error for error in job_errors if error.key not in reported_keys]
     if jobs and jobs[0].config.search is None:
         errors += sweep_space.search_errors(override_values)
-    if errors:
-        raise ConfigError(*errors)
+    refuse(errors)
     return Plan(jobs)
 
 
@@ -239,7 +237,15 @@ def _compose(overrides: Sequence[str], command: Command) -> tuple[DictConfig, li
         override for override in parsed_overrides if _is_choice(override, overrides, command)
     ]
     values = [override for override in parsed_overrides if override not in choices]
-    cfg, errors = _compose_choices(choices, command)
+    # Choices are composed once for all jobs that have the same ones.
+    lines = tuple(override.input_line or "" for override in choices)
+    if lines not in command.compositions:
+        command.compositions[lines] = _compose_accepted(lines, command)
+    composed_cfg, choice_errors = command.compositions[lines]
+    if composed_cfg is None:
+        raise ConfigError(*choice_errors)
+    # This is faster than a deep copy.
+    cfg, errors = pickle.loads(pickle.dumps(composed_cfg)), list(choice_errors)
     hydra = cfg.hydra
     if command.saved is not None:
         cfg = merge_saved(command.saved, cfg, choices)
@@ -275,27 +281,7 @@ def _is_choice(override: Override, overrides: Sequence[str], command: Command) -
     return "." not in key and key not in fields(Config) and is_group(key, overrides, command.source)
 
 
-def _compose_choices(
-    choices: Sequence[Override], command: Command
-) -> tuple[DictConfig, list[Error]]:
-    """Compose choices, once for all jobs that have the same ones.
-
-    Returns also the errors of the refused choices. Raises ConfigError if Hydra refuses an
-    experiment or a debug option, or if nothing can be composed.
-    """
-    lines = tuple(override.input_line or "" for override in choices)
-    if lines not in command.compositions:
-        command.compositions[lines] = _compose_accepted(lines, command)
-    cfg, errors = command.compositions[lines]
-    if cfg is None:
-        raise ConfigError(*errors)
-    # Faster than a deep copy.
-    return pickle.loads(pickle.dumps(cfg)), list(errors)
-
-
-def _compose_accepted(
-    lines: Sequence[str], command: Command
-) -> tuple[DictConfig | None, list[Error]]:
+def _compose_accepted(lines: Sequence[str], command: Command) -> Composition:
     """Compose choices together, or one after the other if Hydra refuses them.
 
     Returns the entry of `compositions`. Raises ConfigError if the accepted choices cannot be

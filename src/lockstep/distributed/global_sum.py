@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lockstep.distributed.batch import Batch
-from lockstep.distributed.collectives import add_up, is_distributed, world_size
+from lockstep.distributed.collectives import is_distributed, sum_over_ranks, world_size
 
 
 def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
@@ -37,9 +37,7 @@ def sum_over_global(values: Tensor, batch: Batch) -> Tensor:
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, total: Tensor) -> Tensor:
-        total = total.clone(memory_format=torch.contiguous_format)
-        add_up(total.view(-1))
-        return total
+        return sum_over_ranks(total)
 
     @staticmethod
     @override

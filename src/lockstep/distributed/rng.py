@@ -18,6 +18,7 @@ from lockstep.system import internals
 # One generator draws this many numbers, but at least one sample, so that seeding takes less time
 # than drawing.
 CPU_BLOCK, GPU_BLOCK = 2**15, 2**22
+Keys = tuple[int | str, ...]  # of a generator
 
 
 def seed_of(*keys: int | str) -> int:
@@ -29,12 +30,12 @@ def seed_of(*keys: int | str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def generator(*keys: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(*keys: int | str) -> torch.Generator:
     """Make a generator for `keys`, such as (seed, epoch, step, purpose).
 
     It draws the same numbers on every rank.
     """
-    return torch.Generator(device=device).manual_seed(seed_of(*keys))
+    return torch.Generator().manual_seed(seed_of(*keys))
 
 
 def hash_indices(indices: Tensor, *keys: int | str) -> Tensor:
@@ -74,7 +75,7 @@ class ExactDropout(nn.Module):
 
     sources: Iterator[torch.Generator] = iter(())
 
-    def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
+    def __init__(self, *, p: float, per_channel: bool, keys: Keys) -> None:
         super().__init__()
         self.p = p
         self.per_channel = per_channel
@@ -156,7 +157,7 @@ class ExactDropPath(ExactDropout):
     If `is_scaled`, the samples that are kept are scaled up.
     """
 
-    def __init__(self, *, p: float, is_scaled: bool, keys: tuple[int | str, ...]) -> None:
+    def __init__(self, *, p: float, is_scaled: bool, keys: Keys) -> None:
         super().__init__(p=p, per_channel=False, keys=keys)
         self.is_scaled = is_scaled
 
@@ -195,7 +196,7 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
     return list(exact_layers.values())
 
 
-def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | None:
+def _exact(module: nn.Module, keys: Keys) -> ExactDropout | None:
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return ExactDropout(p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=keys)
     layer: Any = module

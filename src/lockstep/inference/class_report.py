@@ -7,15 +7,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.callbacks import pictures
 from lockstep.data.splits import Images
-from lockstep.models.predictions import Findings
-from lockstep.runs.files import move, write_json
+from lockstep.models.predictions import Findings, Floats
+from lockstep.runs.files import JsonObject, move, write_json
 from lockstep.system.terminal import new_table, print_table, terminal
 from lockstep.system.text import plural
 
@@ -27,7 +25,7 @@ NUM_RESAMPLES = 10_000
 
 def scores_of(
     findings: Findings, class_names: Sequence[str], groups: Sequence[str] | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return images, precision, recall and F1 of each class, and their means.
 
     The result also has the confusion matrix without its zeros. With two or more `groups` of the
@@ -53,28 +51,23 @@ def scores_of(
     for (label, prediction), count in sorted(pairs.items()):
         matrix.setdefault(class_names[label], {})[class_names[prediction]] = count
 
-    def row(count: int, values: NDArray[np.float64]) -> dict[str, Any]:
+    def row(count: int, values: Floats) -> JsonObject:
         return dict(zip(SCORES, (count, *values.tolist()), strict=True))
 
-    return {
-        **(
-            {"accuracy_interval": accuracy_interval(findings, groups)}
-            if groups and len({*groups}) > 1
-            else {}
-        ),
-        "classes": {
-            class_names[c]: row(int(num_true[c]), scores[:, i])
-            for i, c in enumerate(present.tolist())
-        },
-        "means": {
-            "classes": row(len(labels), scores.mean(1)),
-            "images": row(len(labels), scores @ num_true[present] / len(labels)),
-        },
-        "confusion_matrix": matrix,
+    report: JsonObject = {}
+    if groups and len({*groups}) > 1:
+        report["accuracy_interval"] = accuracy_interval(findings, groups)
+    present_names = [class_names[number] for number in present.tolist()]
+    rows = map(row, num_true[present].tolist(), scores.T)
+    report["classes"] = dict(zip(present_names, rows, strict=True))
+    report["means"] = {
+        "classes": row(len(labels), scores.mean(1)),
+        "images": row(len(labels), scores @ num_true[present] / len(labels)),
     }
+    return report | {"confusion_matrix": matrix}
 
 
-def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, Any]:
+def accuracy_interval(findings: Findings, groups: Sequence[str]) -> JsonObject:
     """Return the 95 % interval of the accuracy, by resampling groups with replacement.
 
     It is the percentile interval of the cluster bootstrap (Field and Welsh 2007,
@@ -104,7 +97,7 @@ def accuracy_interval(findings: Findings, groups: Sequence[str]) -> dict[str, An
     return {"low": low, "high": high, "num_groups": len(units)}
 
 
-def show_report(result: dict[str, Any]) -> None:
+def show_report(result: JsonObject) -> None:
     """Print the scores of each class, or the lowest ones of many classes."""
     if "classes" not in result:
         return
@@ -135,7 +128,7 @@ def draw(
     class_names: tuple[str, ...],
     images: Images,
     findings: Findings,
-    result: dict[str, Any],
+    result: JsonObject,
 ) -> None:
     """Write figures and report.json of an evaluation into a folder, and print the folder."""
     from lockstep.callbacks import plots

@@ -7,15 +7,12 @@ the run are preprocessed as the run preprocesses its images, and classes are mat
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
-import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lockstep.assembly import data_record, run_parts
-from lockstep.assembly.agreement import together
+from lockstep.assembly import checkpoint_io, data_record, run_parts
 from lockstep.assembly.listed_images import files_of
 from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks import reliability
@@ -33,7 +30,7 @@ from lockstep.inference.prediction_rows import PredictionRows, ranking_argument
 from lockstep.inference.row_chunks import RowFile, write_rows, write_table
 from lockstep.models.calibration import has_probabilities
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import write_json
+from lockstep.runs.files import JsonObject, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system.launcher import World
 from lockstep.system.redaction import redact
@@ -82,7 +79,7 @@ def evaluate(
             raise config_error(
                 "unsupported", "--pictures", "needs one prediction for each image", "remove it"
             )
-        result: dict[str, Any] = {
+        result: JsonObject = {
             "run": str(trained.folder.path),
             "checkpoint": str(trained.checkpoint),
             "data": redact(
@@ -123,7 +120,7 @@ def evaluate(
             draw = partial(
                 class_report.draw, options.pictures, data.class_names, images, findings, result
             )
-            together(lambda: draw() if session.rank == 0 else None)
+            session.on_rank_0(draw)
         if session.rank == 0:
             write_json(folder.scores, {**metrics, "report": result})
     return 0
@@ -137,7 +134,7 @@ def _load_data(
     Every rank must call it.
     """
     if options.may_differ:
-        saved = torch.load(trained.checkpoint, map_location="cpu", weights_only=True)
+        saved = checkpoint_io.read(trained.checkpoint)
         result = find_images(
             session,
             (trained.folder, *trained.other_folders),
@@ -179,7 +176,7 @@ def _refuse_unfit(
         )
 
 
-def _show(result: dict[str, Any]) -> None:
+def _show(result: JsonObject) -> None:
     """Print the report of an evaluation."""
     notes, count = result.get("notes", {}), result["images"]
     images = (
@@ -209,13 +206,14 @@ def find_images(
     def load(section: Data) -> Found | None:
         run_parts.refuse_unfit_arguments(section)
         files = files_of(section, completes_splits=False, is_other=True)
-        _refuse_similar_classes(files.table, form.class_names)
-        overlap = data_record.overlap(runs[0], files.table)
+        table = files.table
+        _refuse_similar_classes(table, form.class_names)
+        overlap = data_record.overlap(runs[0], table)
         if overlap is None:
             return None
         names = {*overlap.trained}
         for run in runs[1:]:
-            if (run_overlap := data_record.overlap(run, files.table)) is not None:
+            if (run_overlap := data_record.overlap(run, table)) is not None:
                 names.update(run_overlap.trained)
         repeated_names = sorted(names)
         if split is None and 2 * len(repeated_names) > overlap.num_trained:
@@ -224,7 +222,7 @@ def find_images(
                 f"such as {repeated_names[0]}: "
                 "if it is the run's, add changed_data=accept, else --split all or test"
             )
-        if split in ("val", "test") and split not in files.table.splits:
+        if split in ("val", "test") and split not in table.splits:
             files = files_of(section, is_other=True, kept=data_record.recorded_splits(runs[0]))
         table = _match_classes(files.table, form.class_names)
         selection = split or ("test" if "test" in table.splits else "all")

@@ -29,7 +29,7 @@ from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import answer, atomic_file
+from lockstep.runs.files import JsonObject, answer, atomic_file
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
@@ -41,6 +41,7 @@ from lockstep.system.tracebacks import located
 # networks. A wrong operator differs by 1e-2 or more.
 LIMIT = 1e-4
 NUM_CHECKED = 32  # number of images
+Axes = Mapping[int, str]  # names of the axes whose length varies
 Running = Callable[[Tensor], Any]  # returns predictions (B, ...), or these and answers (B,)
 
 
@@ -152,7 +153,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         exported = Exported(module, preprocessing, threshold).eval()
         axes = {0: "batch"} if form.is_float else {0: "batch", 2: "height", 3: "width"}
         class_names = [str(name) for name in form.class_names]
-        facts: dict[str, Any] = {
+        facts: JsonObject = {
             "lockstep": __version__,
             "run": run.path.name,
             "checkpoint": checkpoint.name,
@@ -215,25 +216,23 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
     shape = ", ".join(
         str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape))
     )
-    rows = [
-        ("images", f"{'float32' if form.is_float else 'uint8'} ({shape})"),
-        ("inside", "" if form.is_float else f"{preprocessing.text}; normalization"),
-        (
-            "predictions",
+    rows = {
+        "images": f"{'float32' if form.is_float else 'uint8'} ({shape})",
+        "inside": "" if form.is_float else f"{preprocessing.text}; normalization",
+        "predictions": (
             f"{module.task.output_noun}: {', '.join(class_names[:10])}"
-            f"{', ...' if len(class_names) > 10 else ''}",
+            f"{', ...' if len(class_names) > 10 else ''}"
         ),
-    ]
+    }
     if threshold is not None:
-        answers = f"number of the class, or -1 up to a probability of {threshold:.6g}"
-        rows.append(("answer", answers))
+        rows["answer"] = f"number of the class, or -1 up to a probability of {threshold:.6g}"
     differing = f"differences up to {largest:.1g} (limit {LIMIT:g})"
-    rows.append(("checked", f"{image_count} by {runtime}, {differing}"))
+    rows["checked"] = f"{image_count} by {runtime}, {differing}"
     if not form.is_float:
         scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
-        rows.append(("other sizes", scaled))
+        rows["other sizes"] = scaled
     print(message, end="")
-    show_table(f"{display_path(output)} ({size_text(len(content))})", rows)
+    show_table(f"{display_path(output)} ({size_text(len(content))})", rows.items())
     return 0
 
 
@@ -257,7 +256,7 @@ def _pictures(images: Images) -> Iterator[Tensor]:
         yield image
 
 
-def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
+def _program(exported: Exported, form: ImageFormat, axes: Axes) -> ExportedProgram:
     images = torch.zeros(
         2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8
     )
@@ -270,16 +269,14 @@ def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> 
     return program
 
 
-def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Running]:
+def _pt2(program: ExportedProgram, axes: Axes, metadata: str) -> tuple[bytes, Running]:
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={"lockstep.json": metadata})
     file.seek(0)
     return file.getvalue(), torch.export.load(file).module()
 
 
-def _onnx(
-    program: ExportedProgram, axes: Mapping[int, str], metadata: str
-) -> tuple[bytes, Running]:
+def _onnx(program: ExportedProgram, axes: Axes, metadata: str) -> tuple[bytes, Running]:
     import onnxruntime
 
     outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]

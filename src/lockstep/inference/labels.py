@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.assembly import data_record, run_parts
-from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
 from lockstep.config.errors import config_error
 from lockstep.data.splits import Splits
 from lockstep.inference import confident_learning, predict, tables
 from lockstep.inference.options import LabelsOptions, TrainedRun
-from lockstep.runs.files import atomic_file, csv_text, write_json
+from lockstep.runs.files import JsonObject, atomic_file, csv_text, write_json
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.launcher import World
@@ -56,7 +55,7 @@ def judge(
             write_json(folder.scores, facts)
             _show(facts)
 
-        together(lambda: write() if session.rank == 0 else None)
+        session.on_rank_0(write)
     return 0
 
 
@@ -81,7 +80,7 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
 
 def _judge(
     paths: Sequence[Path], images: Splits, *, is_run: bool
-) -> tuple[dict[str, Any], list[list[Any]]]:
+) -> tuple[JsonObject, list[list[Any]]]:
     """Return facts and the rows of the list.
 
     The training images of a run, which it cannot judge, are at the end.
@@ -130,7 +129,7 @@ def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str)
     plots.write_sheet(path, [pictures], captions, [not row[4] for row in rows], title)
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: JsonObject) -> None:
     out, count = terminal(), facts["suspicious"]
     if count:
         cells = [
@@ -167,5 +166,5 @@ def _show(facts: dict[str, Any]) -> None:
     print(f"  lockstep train data=list data.file={output} {root}{columns}", flush=True)
 
 
-def _summary(facts: dict[str, Any]) -> str:
+def _summary(facts: JsonObject) -> str:
     return f"{facts['suspicious']:,} of {plural(facts['images'], 'label')} are suspicious"

@@ -5,13 +5,12 @@ import io
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lockstep.assembly import data_record, networks, run_parts
+from lockstep.assembly import checkpoint_io, data_record, networks, run_parts
 from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session, open_session
 from lockstep.callbacks.custom_module import hash_of
@@ -30,7 +29,7 @@ from lockstep.inference.row_chunks import RowFile, RowWriter, write_rows, write_
 from lockstep.models import calibration
 from lockstep.models.classifier import Classifier, ImageFormat
 from lockstep.models.ensemble import Ensemble
-from lockstep.runs.files import write_json
+from lockstep.runs.files import JsonObject, write_json
 from lockstep.runs.folder import EXIT_FAILED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.launcher import World
@@ -62,7 +61,7 @@ def predict(
         images = images_of(session, trained, options.source, module.image_format)
         ranks = ranking_argument(module, options.top_k, is_shown=output is None)
         rows = PredictionRows(module, config.task.target, images.names, ranks, threshold)
-        json_rows: list[dict[str, Any]] = []
+        json_rows: list[JsonObject] = []
         write: RowWriter = partial(prediction_table.show, module.task, rows.head)
         if output is not None:
             write = partial(write_table, output, rows.head)
@@ -72,7 +71,7 @@ def predict(
             write = partial(prediction_table.count_answers, write)
         file = RowFile(output or folder.path / "predictions", write, options.is_strict)
         errors = write_rows(session, module.image_format, images, rows, file)
-        result: dict[str, Any] = {
+        result: JsonObject = {
             "predictions": len(images) - len(errors),
             "unreadable": len(errors),
             "average": trained.average,
@@ -83,7 +82,7 @@ def predict(
 
 
 def report(
-    session: Session, noun: str, output: Path | None, result: dict[str, Any], errors: list[str]
+    session: Session, noun: str, output: Path | None, result: JsonObject, errors: list[str]
 ) -> int:
     """Print and record a `result` and the `errors`.
 
@@ -155,7 +154,7 @@ def load_network(session: Session, trained: TrainedRun) -> Classifier:
 
 
 def _load_member(session: Session, checkpoint: Path) -> Classifier:
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    saved = checkpoint_io.read(checkpoint)
     module = networks.classifier(session, ImageFormat(**saved["image_format"]), total_steps=1)
     module.load_state_dict(saved["state_dict"])
     if session.config.calibrate:
@@ -231,7 +230,7 @@ def refuse_other_splits(trained: TrainedRun) -> None:
         )
 
 
-def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+def write_fold(session: Session, data: ImageData, module: L.LightningModule) -> JsonObject:
     """Write the predictions of a tested module for its fold into the run folder.
 
     Every rank must call it. Runs of other tasks than classification write none. Returns the SHA-256

@@ -3,16 +3,14 @@
 It has the first rows, and a summary of all.
 """
 
-import csv
 import heapq
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from lockstep.inference.row_chunks import RowWriter
 from lockstep.inference.selective import UNKNOWN
-from lockstep.runs.files import uncell
+from lockstep.inference.tables import read_rows
+from lockstep.runs.files import JsonObject
 from lockstep.system.terminal import new_table, print_line, print_table, terminal
 from lockstep.system.text import join_names, plural
 from lockstep.tasks.classification import Classification
@@ -29,26 +27,20 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
 
     def counted_chunks() -> Iterator[str]:
         for chunk in chunks:
-            is_answer.update(row[1] != UNKNOWN for row in _read_rows([chunk]))
+            is_answer.update(row[1] != UNKNOWN for row in read_rows([chunk]))
             yield chunk
 
     write(counted_chunks())
     print(f"{is_answer[True]:,} of {plural(is_answer.total(), 'image')} answered", flush=True)
 
 
-def _read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
-    for chunk in chunks:
-        for row in csv.reader(io.StringIO(chunk, newline="")):
-            yield [uncell(cell) for cell in row]
-
-
 def list_rows(
-    task: Task, heads: Sequence[str], rows: list[dict[str, Any]], chunks: Iterable[str]
+    task: Task, heads: Sequence[str], rows: list[JsonObject], chunks: Iterable[str]
 ) -> None:
     """Add rows of predictions, which are CSV in the columns `heads`, to `rows`."""
     # This function created the rows. The cells of other tasks remain text.
     is_of = type(task).cells
-    for file, *cells in _read_rows(chunks):
+    for file, *cells in read_rows(chunks):
         values: list[str | float] = [*cells]
         if is_of is Classification.cells:
             values[1::2] = map(float, cells[1::2])
@@ -65,7 +57,7 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
     counts = Counter[str]()
     doubts = list[tuple[float, str]]()
     num_images = 0
-    for file, *cells in _read_rows(chunks):
+    for file, *cells in read_rows(chunks):
         num_images += 1
         if is_of is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]

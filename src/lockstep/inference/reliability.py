@@ -10,11 +10,9 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.assembly import checkpoint_io
-from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
 from lockstep.callbacks import reliability
 from lockstep.data.module import ImageData
@@ -26,10 +24,13 @@ from lockstep.models.predictions import (
     NUM_BINS,
     Findings,
     FindingsCollector,
+    Floats,
+    Integers,
     Quality,
     bins_of,
     labels_of,
 )
+from lockstep.runs.files import JsonObject
 from lockstep.system.terminal import measure, new_table, print_line, print_table, terminal
 from lockstep.system.text import plural
 
@@ -37,8 +38,6 @@ SCORES = {"nll": "NLL", "brier": "Brier score", "ece": "ECE"}
 NUM_RESAMPLES = 1000
 UNCALIBRATED = {"note": "calibrate=false, or not the best checkpoint of a finished training"}
 AVERAGED = {"note": "each network is calibrated, and their average is not"}
-
-Array = NDArray[np.float64]
 
 
 def calibrate(
@@ -54,7 +53,7 @@ def calibrate(
     if not isinstance(module, Classifier) or not calibration.has_probabilities(module.task):
         return
     if best is not None:
-        module.load_state_dict(_read(best)["state_dict"])
+        module.load_state_dict(checkpoint_io.read(best)["state_dict"])
     outputs = _own_outputs(module.to(session.device).eval(), data)
     if not all(gather_objects(outputs is not None)):
         return
@@ -88,15 +87,11 @@ def keep(
     path = best or session.folder.last_checkpoint
 
     def write() -> None:
-        contents = _read(path) if path.exists() else {}
+        contents = checkpoint_io.read(path) if path.exists() else {}
         if best is not None or contents.get("global_step") == module.global_step:
             checkpoint_io.write(contents | {"calibration": module_calibration.entry}, path)
 
-    together(lambda: write() if session.rank == 0 else None)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True)
+    session.on_rank_0(write)
 
 
 def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -127,7 +122,7 @@ def _own_outputs(module: Classifier, data: ImageData) -> tuple[Tensor, Tensor, T
 
 def report(
     findings: Findings, groups: Sequence[str] | None, entry: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the scores of the probabilities and their bins, raw and calibrated if possible.
 
     The expected calibration error (ECE) is that of Guo et al. (2017,
@@ -135,7 +130,7 @@ def report(
     random error. Intervals come from resampled images, or from resampled groups: `groups` of the
     split, by position. `entry` is the calibration of the checkpoint.
     """
-    result: dict[str, Any] = {}
+    result: JsonObject = {}
     units = findings.indices
     if groups and len({*groups}) > 1:
         units = np.array([groups[index] for index in units.tolist()])
@@ -152,7 +147,7 @@ def report(
     return {**result, "note": entry["note"]}
 
 
-def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Array:
+def _sums(findings: Findings, quality: Quality, units: Integers) -> Floats:
     """Return the terms of the scores, summed over each unit (U, 3 + bins).
 
     The columns are the number of images, the NLL, the Brier score, and the gaps in the bins.
@@ -169,7 +164,7 @@ def _sums(findings: Findings, quality: Quality, units: NDArray[np.int64]) -> Arr
     )
 
 
-def _scores(sums: Array) -> dict[str, dict[str, float]]:
+def _scores(sums: Floats) -> dict[str, dict[str, float]]:
     """Return NLL, Brier score and ECE of `_sums`, with percentiles of resampled units as intervals.
 
     The ECE of a resample contains about twice the random error. So its interval is mirrored at its
@@ -188,7 +183,7 @@ def _scores(sums: Array) -> dict[str, dict[str, float]]:
     return {name: {"value": mean, "low": lower, "high": upper} for name, mean, lower, upper in rows}
 
 
-def report_test(session: Session, data: ImageData, module: L.LightningModule) -> dict[str, Any]:
+def report_test(session: Session, data: ImageData, module: L.LightningModule) -> JsonObject:
     """Print the report of a test and return it for summary.json.
 
     It also adds the confidences to the checkpoint. Every rank must call it.
@@ -212,7 +207,7 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
     return {"calibration": result, "accuracy_interval": interval}
 
 
-def show(result: dict[str, Any], title: str = "probabilities") -> None:
+def show(result: JsonObject, title: str = "probabilities") -> None:
     """Print a report as a table below `title`.
 
     The last line describes how the probabilities were calibrated, or why they were not.

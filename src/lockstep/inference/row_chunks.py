@@ -21,7 +21,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep.assembly.agreement import together
 from lockstep.assembly.session import Session
 from lockstep.data.images.dataset_samples import Samples
 from lockstep.data.images.image_files import NUM_PER_RUN, ImageFiles
@@ -76,12 +75,12 @@ def write_rows(
     height, width = image_format.image_shape[1:]
     fitting = NUM_PIXELS // (height * width) if session.device.type == "cpu" else NUM_PER_RUN
     size = max(1, min(session.config.eval_batch_size, NUM_PER_RUN, fitting))
-    together(lambda: prepare(file.path) if session.rank == 0 else None)
+    session.on_rank_0(lambda: prepare(file.path))
     with hidden_file(file.path) as path:
         chunks = _take_chunks(session, images, rows_of, size, str(file.path))
         indexes = gather_objects(write_chunks(path, chunks))
         join_all = partial(join, indexes, file.write, is_strict=file.is_strict)
-        return together(lambda: join_all() if session.rank == 0 else [])
+        return session.on_rank_0(join_all) or []
 
 
 def _take_chunks(
@@ -99,7 +98,7 @@ def _take_chunks(
     progress = Progress("Predicting", "images")
     for chunk in compute_chunks(session.device, images, numbered_runs, rows_of, max_threads):
         yield chunk
-        if session.rank == 0 and not session.config.silent:
+        if session.is_shown:
             progress.show(chunk.number * size, len(images))
 
 
@@ -119,27 +118,23 @@ def compute_chunks(
     """
     on_cpu, source = device.type == "cpu", images.pixels
 
-    def chunk_of(
-        number: int, positions: Tensor, pixels: Tensor, targets: Tensor, errors: dict[int, str]
-    ) -> Chunk:
-        readable_rows = [
-            row for row, position in enumerate(positions.tolist()) if position not in errors
-        ]
-        # A network may fail on a batch without an image.
-        rows = (
-            rows_of(positions[readable_rows], pixels[readable_rows], targets[readable_rows])
-            if readable_rows
-            else []
-        )
-        return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
-
     def work(
         number: int, positions: Tensor, pixels: Tensor, targets: Tensor
     ) -> Callable[[], Chunk]:
         errors: dict[int, str] = {}
         if isinstance(source, ImageFiles):
             pixels, errors = source.read(positions)
-        finish = partial(chunk_of, number, positions, pixels, targets, errors)
+        readable_rows = [
+            row for row, position in enumerate(positions.tolist()) if position not in errors
+        ]
+
+        def finish() -> Chunk:
+            rows: list[list[str]] = []
+            if readable_rows:  # A network may fail on a batch without an image.
+                tensors = (positions, pixels, targets)
+                rows = rows_of(*(values[readable_rows] for values in tensors))
+            return Chunk(number, csv_text(rows), [errors[key] for key in sorted(errors)])
+
         return partial(Chunk, *finish()) if on_cpu else finish
 
     num_threads = (

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,13 @@ def of_folds(run: RunFolder) -> Path | None:
     return next((path for path in files if run_rows in read_bytes(path, MAX_UNPACKED_BYTES)), None)
 
 
+def read_rows(chunks: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the cells of each row of CSV."""
+    for chunk in chunks:
+        for row in csv.reader(io.StringIO(chunk, newline="")):
+            yield [uncell(cell) for cell in row]
+
+
 def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Probabilities]:
     """Return rows, classes, labels and probabilities of files of `predict.write_probabilities`.
 
@@ -37,10 +44,7 @@ def read(paths: Sequence[Path]) -> tuple[list[list[str]], list[str], Labels, Pro
     try:
         for path in paths:
             content = read_bytes(path, MAX_UNPACKED_BYTES).decode(errors="surrogateescape")
-            head, *rows = [
-                [uncell(cell) for cell in row]
-                for row in csv.reader(io.StringIO(content, newline=""))
-            ]
+            head, *rows = read_rows([content])
             lines += rows
         classes = head[3:-1]
         numbers = {name: number for number, name in enumerate(classes)}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lockstep.distributed.collectives import gather_objects, sum_over_ranks
-from lockstep.models.classifier import Classifier
+from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.system.text import join_names, plural
 from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
@@ -56,7 +56,7 @@ class Calibration(nn.Module):
         return outputs * self.slope + self.offset
 
 
-def restore(module: Classifier, checkpoint: Mapping[str, Any]) -> None:
+def restore(module: Classifier, checkpoint: Checkpoint) -> None:
     """Restore the calibration of a checkpoint, if it has one, in the dtype of the module."""
     if "calibration" in checkpoint:
         module.calibration = Calibration(checkpoint["calibration"]).to(module.mean)

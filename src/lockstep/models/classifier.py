@@ -28,7 +28,7 @@ from lockstep.models.layout import CompiledNetwork, Layout
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
-from lockstep.models.step import LossGuard, OptimizerStep
+from lockstep.models.step import LossGuard, OptimizerStep, UseValues
 from lockstep.models.virtual import VirtualParts
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -186,9 +186,7 @@ class Classifier(LightningModule):
         Weights and the state of the fit are shared.
         """
         shared_objects = (self.virtual, self.trainer, self._step, self._guard)
-        memo: dict[int, Any] = {
-            id(shared_object): shared_object for shared_object in shared_objects
-        }
+        memo: dict[int, Any] = dict(zip(map(id, shared_objects), shared_objects, strict=True))
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(
                 parameter.detach(), requires_grad=parameter.requires_grad
@@ -326,7 +324,7 @@ class Classifier(LightningModule):
     def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
         return self._each(lambda module: module.counts.global_sums(is_end=is_end))[0]
 
-    def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
+    def defer(self, step: int, values: Tensor, use: UseValues) -> None:
         """Call `use` with the values of a step, once they are on the host.
 
         It is called only after the loss of the step is known to be finite.

@@ -13,6 +13,8 @@ from lockstep.models.calibration import Calibration
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 NUM_BINS = 15  # bins of equal width from 0 to 1 (Guo et al. 2017)
 EDGES = np.linspace(0, 1, NUM_BINS + 1)
 
@@ -26,9 +28,9 @@ class Quality(NamedTuple):
     the labels.
     """
 
-    nll: NDArray[np.float64]
-    brier: NDArray[np.float64]
-    confidences: NDArray[np.float64]
+    nll: Floats
+    brier: Floats
+    confidences: Floats
 
 
 class Findings(NamedTuple):
@@ -40,10 +42,10 @@ class Findings(NamedTuple):
     """
 
     num_classes: int
-    indices: NDArray[np.int64]
-    labels: NDArray[np.int64]
-    predictions: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
+    indices: Integers
+    labels: Integers
+    predictions: Integers
+    probabilities: Floats
     raw: Quality
     calibrated: Quality | None
 
@@ -60,19 +62,19 @@ class Findings(NamedTuple):
         return self.labels == (1 if self.is_multilabel else self.predictions)
 
     @property
-    def confusion(self) -> NDArray[np.int64]:
+    def confusion(self) -> Integers:
         """Return counts (C, C), with true classes as rows and predicted classes as columns."""
         flat = np.bincount(
             self.labels * self.num_classes + self.predictions, minlength=self.num_classes**2
         )
         return flat.reshape(self.num_classes, self.num_classes)
 
-    def worst(self, count: int) -> NDArray[np.int64]:
+    def worst(self, count: int) -> Integers:
         """Return the rows of up to `count` mistakes, the most confident one first."""
         mistakes = np.flatnonzero(self.labels != self.predictions)
         return mistakes[np.argsort(-self.probabilities[mistakes], kind="stable")][:count]
 
-    def bins(self, quality: Quality) -> NDArray[np.float64]:
+    def bins(self, quality: Quality) -> Floats:
         """Return the counts, mean confidences and fractions of hits in each bin (3, NUM_BINS).
 
         The means of an empty bin are NaN.
@@ -84,7 +86,7 @@ class Findings(NamedTuple):
             return np.stack([counts, *(values / counts for values in sums)]).astype(np.float64)
 
 
-def bins_of(confidences: NDArray[np.float64]) -> NDArray[np.int64]:
+def bins_of(confidences: Floats) -> Integers:
     """Return the bin numbers. Each bin contains its lower edge, and the last one also 1."""
     return np.digitize(confidences, EDGES[1:-1])
 

@@ -14,7 +14,7 @@ from lockstep.cluster import request
 from lockstep.cluster.request import Request
 from lockstep.config import overrides, saved_run
 from lockstep.config.composing import compose, typed_text
-from lockstep.config.errors import ConfigError, Error, config_error
+from lockstep.config.errors import Error, Errors, config_error, refuse
 from lockstep.config.saved import config_file, project, trust
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
@@ -82,39 +82,37 @@ def readable(typed_overrides: Sequence[str]) -> list[str]:
             "is not a list of settings",
             "write ['optimizer.lr=0.1']",
         )
-    multirun = ("-m", "--multirun")
-    errors = [
-        Error("conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep")
-        for argument in typed_overrides
-        if argument in multirun
-    ]
+    refuse(_misplaced(typed_overrides))
+    return typed_text.hydra_overrides(typed_overrides)
+
+
+def _misplaced(typed_overrides: Sequence[str]) -> Errors:
+    """Yield the errors of overrides that are not for one training in this process."""
+    for argument in typed_overrides:
+        if argument in ("-m", "--multirun"):
+            yield Error(
+                "conflict", argument, "is for a sweep", "remove it, and call lockstep.sweep"
+            )
     for argument in typed_overrides:
         try:
             override = compose.parse_override(argument)
         except compose.REFUSALS:
             continue  # The check reports such errors.
         if override.is_hydra_override() and override.key_or_group not in COMPOSING:
-            errors.append(
-                Error(
-                    "conflict",
-                    argument,
-                    "is for a Hydra job, which lockstep.train does not start",
-                    "remove it",
-                )
+            yield Error(
+                "conflict",
+                argument,
+                "is for a Hydra job, which lockstep.train does not start",
+                "remove it",
             )
     world = outer_world(os.environ)
     if world is not None and world.world_size > 1:
-        errors.append(
-            Error(
-                "conflict",
-                world.launcher,
-                "started this process, but lockstep.train starts its own workers",
-                f"use {world.launcher} with train.py",
-            )
+        yield Error(
+            "conflict",
+            world.launcher,
+            "started this process, but lockstep.train starts its own workers",
+            f"use {world.launcher} with train.py",
         )
-    if errors:
-        raise ConfigError(*errors)
-    return typed_text.hydra_overrides(typed_overrides)
 
 
 def enter(run: RunFolder | None) -> None:
@@ -136,7 +134,12 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
     config = config_file.load_for_inference(folder.config)
     enter(None if is_trusted else folder)
     trust.check(folder, config, compose.source_of(project.current()), is_trusted=is_trusted)
-    errors = []
+    refuse(_other_packages(config))
+    return config
+
+
+def _other_packages(config: Config) -> Errors:
+    """Yield an error for each package that this process has imported from another place."""
     for key, target in named_callables(config_file.to_tree(config)):
         package = target.partition(".")[0]
         specs = (
@@ -150,15 +153,10 @@ def load_settings(folder: RunFolder, *, is_trusted: bool) -> Config:
         ]
         if len(set(origins)) > 1:
             run_origin, process_origin = origins
-            errors.append(
-                Error(
-                    "changed",
-                    f"{key}={target}",
-                    f": the run has {package} from {run_origin}, "
-                    f"but this process has imported {process_origin}",
-                    "use another process, or restart this one",
-                )
+            yield Error(
+                "changed",
+                f"{key}={target}",
+                f": the run has {package} from {run_origin}, "
+                f"but this process has imported {process_origin}",
+                "use another process, or restart this one",
             )
-    if errors:
-        raise ConfigError(*errors)
-    return config

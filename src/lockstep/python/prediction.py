@@ -1,7 +1,7 @@
 """`lockstep.Prediction` and `lockstep.Predictions`: the outputs of a network for images."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 from torch import Tensor
@@ -116,9 +116,7 @@ class Predictions(Sequence[Prediction]):
     def __getitem__(self, index: int | slice) -> "Prediction | Predictions":
         values, file = self.values[index], self.files[index]
         if isinstance(file, tuple):
-            return Predictions(
-                values, self.class_names, self.kind, file, self.threshold, self.errors
-            )
+            return replace(self, values=values, files=file)
         return Prediction(
             values, self.class_names, self.kind, file, self.threshold, self.errors.get(file)
         )

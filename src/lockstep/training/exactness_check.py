@@ -26,7 +26,6 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.key_scopes import CHECKPOINT, FREE_CALLBACKS
 from lockstep.distributed.batch import Batch
 from lockstep.models.classifier import Classifier
-from lockstep.models.counts import Metrics
 from lockstep.models.virtual import VirtualParts
 from lockstep.runs.folder import RunFolder
 from lockstep.system import internals
@@ -89,16 +88,14 @@ def verify(
             if is_overridden("test_step", module):
                 trainer.test(module, data, verbose=False)
             if session.rank == 0:
-                _write_state(folder, module, train_metrics | metrics_of(trainer, module))
+                metrics = train_metrics | metrics_of(trainer, module)
+                values = module.state_dict().items()
+                statistics = {name: value.double().cpu() for name, value in values}
+                weights = {name: statistics.pop(name) for name, _ in module.named_parameters()}
+                state = {"weights": weights, "statistics": statistics, "metrics": metrics}
+                torch.save(state, folder.path / STATE_FILE)
         torch.save(trace.steps, folder.path / trace_file(session.rank, part))
     return 0
-
-
-def _write_state(folder: RunFolder, module: LightningModule, metrics: Metrics) -> None:
-    statistics = {name: value.double().cpu() for name, value in module.state_dict().items()}
-    weights = {name: statistics.pop(name) for name, _ in module.named_parameters()}
-    state = {"weights": weights, "statistics": statistics, "metrics": metrics}
-    torch.save(state, folder.path / STATE_FILE)
 
 
 class Trace(Callback):

@@ -65,7 +65,7 @@ def load(session: Session, module: LightningModule, images: ImageFormat) -> None
         if "mean" in state:  # The checkpoint of a custom module does not have it.
             weights |= _normalize(module, state)
     module.load_state_dict(weights, strict=False)
-    if session.rank == 0 and not session.config.silent:
+    if session.is_shown:
         descriptions = describe(module_state, weights, state)
         if not (is_same or origin.head):
             num_classes = len(images.class_names)

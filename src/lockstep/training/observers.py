@@ -43,15 +43,12 @@ def built_callbacks(config: Config) -> list[Callback]:
         callbacks.append(callback)
         # For a callback of a project, the check has seen only its name.
         if not section.target.startswith(("lightning.", "lockstep.")):
-            _refuse_unfit(f"callbacks.{name}", section.target, callback)
+            bases = type(callback).__mro__
+            kinds = [base.__name__ for base in bases if base.__module__.startswith("lightning.")]
+            if kinds and kinds[0] in callback_rules.INSTEAD:
+                key = f"callbacks.{name}"
+                raise ConfigError(callback_rules.unfit_callback(key, section.target, kinds[0]))
     return callbacks
-
-
-def _refuse_unfit(key: str, target: str, callback: Callback) -> None:
-    bases = type(callback).__mro__
-    kinds = [base.__name__ for base in bases if base.__module__.startswith("lightning.")]
-    if kinds and kinds[0] in callback_rules.INSTEAD:
-        raise ConfigError(callback_rules.unfit_callback(key, target, kinds[0]))
 
 
 def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
@@ -88,13 +85,11 @@ def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
 def _logger(session: Session, name: str, section: Open, purge_step: int) -> Logger:
     if section.target in SERVICES:
         return _service_logger(session, name, section)
-    arguments: dict[str, Any] = {}
     # This also applies to a new run. TensorBoard does not count the first session mark as a
     # restart, and purges nothing.
-    if section.target.endswith("TensorBoardLogger") or signatures.has_parameter(
-        section.target, "purge_step"
-    ):
-        arguments["purge_step"] = purge_step
+    is_tensorboard = section.target.endswith("TensorBoardLogger")
+    is_purged = is_tensorboard or "purge_step" in signatures.parameter_names(section.target)
+    arguments = {"purge_step": purge_step} if is_purged else {}
     return build.build(section, save_dir=str(session.folder.path), **arguments)
 
 

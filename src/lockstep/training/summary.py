@@ -4,7 +4,7 @@ import math
 import statistics
 
 import torch
-from lightning import LightningModule, Trainer
+from lightning import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lockstep.assembly.session import Session
@@ -42,17 +42,13 @@ def facts(session: Session, data: ImageData) -> JsonObject:
 
 def summarize(
     session: Session,
-    trainer: Trainer,
     module: LightningModule,
     data: ImageData,
     checkpoint: ModelCheckpoint | None,
     record: Record,
-    used_s: float,
 ) -> JsonObject:
-    """Return the content of summary.json.
-
-    `used_s` are the seconds of training over all sessions of the run.
-    """
+    """Return the content of summary.json."""
+    trainer = module.trainer
     metrics, times = metrics_of(trainer, module), record.epoch_times_s
     monitor = checkpoint and checkpoint.monitor
     score = checkpoint and checkpoint.best_model_score
@@ -67,7 +63,7 @@ def summarize(
         "epochs": trainer.current_epoch,
         "steps": steps_done(trainer, module),
         **skipped_steps(module),
-        "training_s": round(used_s, 3),
+        "training_s": round(record.training_s, 3),
         "epoch_s_median": round(statistics.median_high(times), 4) if times else None,
         "images_per_s": round(record.images_per_s, 1) if record.images_per_s else None,
         "parameters": _num_parameters(module),
@@ -117,42 +113,41 @@ def show_header(
     many = module.task.output_noun if isinstance(module, Classifier) else "classes"
     one = "class" if many == "classes" else many.removesuffix("s")
     classes = plural(len(data.class_names), one, many)
-    rows = [("data", f"{split_sizes} images of {shape}, {classes}, {data.placement}")]
+    rows = {"data": f"{split_sizes} images of {shape}, {classes}, {data.placement}"}
     if data.class_counts is not None:
         counts = describe_counts(data.class_names, data.class_counts, config.data.balance)
-        rows.append(("classes", counts))
+        rows["classes"] = counts
     if config.data.validate_on_test:
-        rows.append(("val", ON_TEST))
-    rows.append(("groups", describe_groups(data.splits)))
+        rows["val"] = ON_TEST
+    rows["groups"] = describe_groups(data.splits)
     if config.data.target in OF_FILES:
         from lockstep.assembly.listed_images import header_rows
 
-        rows += header_rows(config, None if is_resumed else data.splits)
+        rows |= header_rows(config, None if is_resumed else data.splits)
     groups = [subset.groups for subset in data.splits.by_name.values()]
-    rows.append(("similar", describe_similar(data.class_names, groups)))
+    rows["similar"] = describe_similar(data.class_names, groups)
     for split in ("val", "test"):
         if class_names := data.splits.absent_classes(split):
-            rows.append((f"no {split}", f"image of {join_names(class_names)}"))
-    rows.append(("network", plural(_num_parameters(module), "parameter")))
-    rows.append(("workers", f"{count} x {device}" if count > 1 else device))
+            rows[f"no {split}"] = f"image of {join_names(class_names)}"
+    rows["network"] = plural(_num_parameters(module), "parameter")
+    rows["workers"] = f"{count} x {device}" if count > 1 else device
     if config.trainer.worker_weights is not None:
-        rows.append(("worker weights", errors.literal(config.trainer.worker_weights)))
+        rows["worker weights"] = errors.literal(config.trainer.worker_weights)
     if session.shards is not None:
         number = session.shards.count
-        rows.append(("shards", f"{number} virtual shards: the same bits on up to {number} workers"))
-    rows += [
-        ("batch", _batch(session, data)),
-        ("optimizer", "" if config.has_custom_module else optimizer_text(config)),
-        ("precision", f"{session.precision} ({session.precision_reason})"),
-    ]
+        rows["shards"] = f"{number} virtual shards: the same bits on up to {number} workers"
+    rows["batch"] = _batch(session, data)
+    rows["optimizer"] = "" if config.has_custom_module else optimizer_text(config)
+    rows["precision"] = f"{session.precision} ({session.precision_reason})"
     if isinstance(module, Classifier):
-        rows.append(("layout", f"{module.layout.name} ({module.layout.reason})"))
+        rows["layout"] = f"{module.layout.name} ({module.layout.reason})"
         is_graphed = module.grapher and 0 not in session.worker_weights
-        rows.append(("steps", "replayed as CUDA graphs" if is_graphed else ""))
-    rows += [*_l2(config, module).items(), ("run folder", display_path(session.folder.path))]
+        rows["steps"] = "replayed as CUDA graphs" if is_graphed else ""
+    rows |= _l2(config, module)
+    rows["run folder"] = display_path(session.folder.path)
     target = config.module.target if config.has_custom_module else config.model.target
     title = f"Lockstep: {target.rpartition('.')[2]} on {config.data.target.rpartition('.')[2]}"
-    show_table(f"{title}, resumed" if is_resumed else title, rows)
+    show_table(f"{title}, resumed" if is_resumed else title, rows.items())
 
 
 def _l2(config: Config, module: LightningModule) -> JsonObject:
@@ -207,41 +202,39 @@ def show_summary(session: Session, summary: JsonObject) -> None:
     """Print the results of a finished run, and commands that use it, unless it is silent."""
     if session.config.silent:
         return
-    folder, run, rows = session.folder, short_path(session.folder.path), list[tuple[str, str]]()
+    folder, run, rows = session.folder, short_path(session.folder.path), dict[str, str]()
     num_tested = summary["test_images"]
     for key, value in summary.items():
         if key.startswith("test_") and key != "test_images" and value is not None:
             size = "" if rows else f" on {plural(num_tested, 'image')}"
-            rows.append((metric_name(key), f"{measure(value)}{size}"))
+            rows[metric_name(key)] = f"{measure(value)}{size}"
     if interval := summary.get("accuracy_interval"):
         bounds = f"{interval['low']:.4f} to {interval['high']:.4f} of the accuracy"
         if "num_groups" in interval:
             bounds += f", resampling {plural(interval['num_groups'], 'group')}"
-        rows.append(("95 % interval", bounds))
+        rows["95 % interval"] = bounds
     if summary["best_checkpoint"]:
         monitor, value = summary["monitor"], summary["best"]
         path = display_path(folder.best_checkpoint)
         text = f"none: no epoch has a finite {monitor}, {path} is the last one"
         if value is not None:
             text = f"{monitor} {measure(value)}, {path}"
-        rows.append(("last" if session.config.data.validate_on_test else "best", text))
+        rows["last" if session.config.data.validate_on_test else "best"] = text
     if "l2" in summary:
-        rows.append(("l2", f"{summary['l2']:g}"))
-    rows.append(("weights", f"SHA-256 {summary['weights_sha256'][:12]}"))
-    rows.append(("pictures", display_path(folder.pictures) if folder.pictures.exists() else ""))
+        rows["l2"] = f"{summary['l2']:g}"
+    rows["weights"] = f"SHA-256 {summary['weights_sha256'][:12]}"
+    rows["pictures"] = display_path(folder.pictures) if folder.pictures.exists() else ""
     speed = f", {summary['images_per_s']:,.0f} images/s" if summary["images_per_s"] else ""
     epoch = f", {duration(summary['epoch_s_median'])} an epoch" if summary["epoch_s_median"] else ""
-    rows.append(("training", f"{duration(summary['training_s'])}{epoch}{speed}"))
+    rows["training"] = f"{duration(summary['training_s'])}{epoch}{speed}"
     if num_skipped := summary.get("skipped_steps"):
-        rows.append(
-            ("skipped", f"{plural(num_skipped, 'step')} whose gradients overflowed float16")
-        )
+        rows["skipped"] = f"{plural(num_skipped, 'step')} whose gradients overflowed float16"
     is_usual = run != quote_path(folder.path)  # It lies below outputs/.
-    rows.append(("watch", "lockstep board" if is_usual else f"lockstep board --logdir {run}"))
+    rows["watch"] = "lockstep board" if is_usual else f"lockstep board --logdir {run}"
     is_ours = not session.config.has_custom_module
-    rows.append(("evaluate", f"lockstep eval {run}" if num_tested or is_ours else ""))
-    rows.append(("predict", f"lockstep predict {run} FOLDER" if is_ours else ""))
-    show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows)
+    rows["evaluate"] = f"lockstep eval {run}" if num_tested or is_ours else ""
+    rows["predict"] = f"lockstep predict {run} FOLDER" if is_ours else ""
+    show_table(f"Finished {plural(summary['epochs'], 'epoch')}", rows.items())
 
 
 def show_stopped(session: Session, step: int, stopped: Stopped, command: str) -> None:

@@ -21,7 +21,7 @@ from lockstep.callbacks.custom_module import metrics_of, steps_done
 from lockstep.callbacks.record import Record
 from lockstep.callbacks.stop import Stopped, StopTogether
 from lockstep.config.checks import metric_names, signatures
-from lockstep.config.errors import ConfigError
+from lockstep.config.errors import refuse
 from lockstep.config.saved import config_file
 from lockstep.config.saved_run import evaluation_precision
 from lockstep.data.module import ImageData
@@ -55,8 +55,7 @@ def train(
     """
     config = config_file.load(folder.config)
     # This check requires torch, so the check of the command does not include it.
-    if errors := signatures.errors([config_file.to_tree(config)]):
-        raise ConfigError(*errors)
+    refuse(signatures.errors([config_file.to_tree(config)]))
     with open_session(folder, config, world) as session:
         resumed_from = agreed_checkpoint(session, folder.last_checkpoint)
         session, data, module, first_callbacks = prepare_training(
@@ -124,16 +123,16 @@ def train(
             if isinstance(module, Classifier):
                 module.drop_graphs()
         end_training_precision(trainer, module)
-        training_s = timer.time_elapsed("train") if timer is not None else time.monotonic() - start
+        record.training_s = time.monotonic() - start
+        if timer is not None:
+            record.training_s = timer.time_elapsed("train")
         has_best = checkpoint is not None and folder.best_checkpoint.exists()
         best = agreed_checkpoint(session, folder.best_checkpoint).path if has_best else None
         if config.calibrate:
             calibrate(session, data, module, best)
         results = run_test(session, trainer, module, data, best) if has_test else {}
         if session.rank == 0:
-            summary = (
-                summarize(session, trainer, module, data, checkpoint, record, training_s) | results
-            )
+            summary = summarize(session, module, data, checkpoint, record) | results
             folder.write_summary(summary)
             folder.clear_stop()
             show_summary(session, summary)

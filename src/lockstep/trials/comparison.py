@@ -127,7 +127,7 @@ def _sides(argument: str) -> list[Side]:
         if condition
     }
     sweep_table = present_table(Ledger.open(Path(path).resolve()))
-    over = FOLD if FOLD in sweep_table.keys else "seed"
+    over = sweep_table.over
     objective = sweep_table.objective
     of_test = objective.name.replace("val/", "test/")
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}

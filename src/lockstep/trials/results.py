@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from lockstep.config import build
 from lockstep.config.saved import config_file
@@ -15,6 +14,7 @@ from lockstep.runs.discovery import (
     read_summary,
     read_tests,
 )
+from lockstep.runs.files import JsonObject
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.ranking import LOSS
 from lockstep.system.trees import at
@@ -33,7 +33,7 @@ class Row:
     loss: float | None
     tests: dict[str, float]
     training_s: float | None
-    facts: dict[str, Any]  # the status
+    facts: JsonObject  # the status
     num_groups: int  # number of groups in the images it was tested on, which is 0 without groups
 
     @property

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.monitoring.formatting import NONE, epochs, text
-from lockstep.runs.files import csv_text, to_json, write_atomically
+from lockstep.runs.files import JsonObject, csv_text, to_json, write_atomically
 from lockstep.runs.naming import display_path
 from lockstep.runs.ranking import rank
 from lockstep.system.text import plural
@@ -24,6 +24,7 @@ STEM = "table"  # stem of table.csv and table.json in the folder of the sweep
 FOLD = "data.fold"
 REPEATS = {"seed": "seeds", FOLD: "folds"}  # A setting is averaged over the values of these keys.
 INTERVAL = "95 % interval"
+Setting = tuple[dict[str, str], list[Row]]  # the common settings of some trials, and the trials
 
 
 class Group(NamedTuple):
@@ -79,7 +80,7 @@ class Table:
         return tuple(dict.fromkeys(metric for row in self.rows for metric in row.tests))
 
     @property
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[JsonObject]:
         """The lines of table.csv by column."""
         return [
             {
@@ -121,7 +122,8 @@ class Table:
 
     @property
     def over(self) -> str:
-        return REPEATS[FOLD if FOLD in self.keys else "seed"]
+        """The key over which settings are averaged first."""
+        return FOLD if FOLD in self.keys else "seed"
 
     @property
     def best(self) -> Group | None:
@@ -138,7 +140,7 @@ class Table:
         # This imports scipy.stats, which takes 0.4 s.
         from lockstep.trials.differences import bounded, spread
 
-        groups, are_folds = [], self.over == REPEATS[FOLD]
+        groups, are_folds = [], self.over == FOLD
         for settings, all_rows in self.repeated:
             rows = [row for row in all_rows if row.result is not None]
             if not rows:
@@ -153,7 +155,7 @@ class Table:
                     settings,
                     tuple(row.trial.number for row in rows),
                     max(len(all_rows), self._min_trials),
-                    self.over,
+                    REPEATS[self.over],
                     *spreads.pop(self.objective.name),
                     tests={metric: test._asdict() for metric, test in spreads.items()},
                     num_groups=num_tested_groups(rows) if are_folds else 0,
@@ -162,14 +164,14 @@ class Table:
         return groups
 
     @cached_property
-    def repeated(self) -> list[tuple[dict[str, str], list[Row]]]:
+    def repeated(self) -> list[Setting]:
         """The trials that differ only in seed and fold, by their other settings.
 
         Settings whose trials are all finished come first, then the one with the best mean. Of equal
         means, the lower mean of the validation loss comes first, then the first one in the command.
         """
 
-        def order(item: tuple[Any, list[Row]]) -> tuple[Any, ...]:
+        def order(item: Setting) -> tuple[Any, ...]:
             _, rows = item
             results = [row.result for row in rows]
             is_incomplete = None in results or len(results) < self._min_trials
@@ -197,19 +199,18 @@ class Table:
 
         A seed counts once.
         """
-        over = FOLD if FOLD in self.keys else "seed"
         repetitions = defaultdict[str, dict[str, float]](dict)
         for row, value in zip(rows, values, strict=True):
             if value is not None:
                 seed = row.settings.get("seed", "")
-                repetitions[row.settings.get(over, "")][seed] = value
+                repetitions[row.settings.get(self.over, "")][seed] = value
         return {key: statistics.fmean(means.values()) for key, means in repetitions.items()}
 
     def _mean(self, rows: Sequence[Row], values: Sequence[float | None]) -> float | None:
         repetition_values = [*self.repetitions(rows, values).values()]
         return statistics.fmean(repetition_values) if repetition_values else None
 
-    def group_rows(self, *over: str) -> list[tuple[dict[str, str], list[Row]]]:
+    def group_rows(self, *over: str) -> list[Setting]:
         """Group the trials that differ only in the keys `over`, by their other settings."""
         keys = [key for key in self.keys if key not in over]
         members: dict[tuple[str, ...], list[Row]] = defaultdict(list)
@@ -324,7 +325,7 @@ def write(ledger: Ledger, sweep_table: Table) -> None:
     write_atomically(ledger.path / f"{STEM}.json", to_json(table_facts(ledger, sweep_table)) + "\n")
 
 
-def table_facts(ledger: Ledger, sweep_table: Table) -> dict[str, Any]:
+def table_facts(ledger: Ledger, sweep_table: Table) -> JsonObject:
     """Return the content of table.json."""
     best, objective = sweep_table.best, sweep_table.objective
     return {

@@ -64,7 +64,12 @@ def test_load_pretrained_rank_0(config: Config, rank: int) -> None:
     drawn: list[Tensor] = []
     net: Any = Plain(1, 10, 4)
     net.origin = Origin(load=lambda: drawn.append(torch.rand(1)))
-    session: Any = SimpleNamespace(config=config, rank=rank)
+    session: Any = SimpleNamespace(
+        config=config,
+        rank=rank,
+        is_shown=rank == 0,
+        on_rank_0=lambda work: work() if rank == 0 else None,
+    )
     before = torch.get_rng_state()
     load_pretrained(session, net)
     assert len(drawn) == (rank == 0)

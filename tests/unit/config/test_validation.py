@@ -826,7 +826,7 @@ def test_dry_run_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ALL_GROUPS = groups(*compose.DEFAULT.folders)
 HINTS = [
-    *FOREIGN_NAMES,
+    *FOREIGN_NAMES.items(),
     # in any case
     ("ExecutionEnvironment=parallel-cpu", "write strategy=cpu trainer.devices=..."),
     ("MiniBatchSize=256", "write global_batch_size=256"),
@@ -836,7 +836,7 @@ NAMES = {name: hint for foreign, hint in HINTS for name in foreign.split()}
 SETTINGS = [name for name in NAMES if "=" in name or "." in name]
 
 
-@pytest.mark.parametrize("line", [settings for _, settings in FOREIGN_NAMES])
+@pytest.mark.parametrize("line", list(FOREIGN_NAMES.values()))
 def test_foreign_name_suggestion(line: str) -> None:
     words = [word for word in line.split() if "=" in word]
     choices = [word for word in words if "..." not in word and word.partition("=")[0] in ALL_GROUPS]

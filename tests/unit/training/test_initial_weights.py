@@ -43,7 +43,7 @@ def source(path: Path) -> tuple[Any, dict[str, Tensor]]:
     torch.save({"state_dict": state, "image_format": RGB._asdict()}, path / "initial.ckpt")
     config = SimpleNamespace(init_from="the-other", silent=False)
     folder = SimpleNamespace(initial_weights=path / "initial.ckpt")
-    return SimpleNamespace(config=config, rank=0, folder=folder), state
+    return SimpleNamespace(config=config, is_shown=not config.silent, folder=folder), state
 
 
 def taken(session: Any, module: L.LightningModule, images: ImageFormat) -> dict[str, Tensor]:

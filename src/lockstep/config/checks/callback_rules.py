@@ -84,7 +84,12 @@ def errors(config: Config) -> Errors:
 def _monitor_rules(config: Config, key: str, callback: Open) -> Errors:
     monitor, mode = (callback.arguments().get(name) for name in ("monitor", "mode"))
     metrics, trainer = metric_names.names(config), config.trainer
-    if monitor is not None and monitor not in metrics and not _may_log(config):
+    # A custom task, module or callback may log metrics that are not known in advance.
+    may_log = any(
+        section is not None and not section.target.startswith(("lockstep.", "lightning."))
+        for section in (config.task, config.module, *config.callbacks.values())
+    )
+    if monitor is not None and monitor not in metrics and not may_log:
         yield Error(
             "unknown",
             f"{key}.monitor={monitor}",
@@ -124,12 +129,4 @@ def unfit_callback(key: str, target: str, kind: str) -> Error:
         f"{key}._target_={target}",
         f": {kind} does not work in Lockstep's training",
         INSTEAD[kind],
-    )
-
-
-def _may_log(config: Config) -> bool:
-    """Return whether a custom task, module or callback may log metrics not known in advance."""
-    return any(
-        section is not None and not section.target.startswith(("lockstep.", "lightning."))
-        for section in (config.task, config.module, *config.callbacks.values())
     )

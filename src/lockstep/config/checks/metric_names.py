@@ -33,7 +33,7 @@ def resolve_auto(tree: Tree) -> Tree:
     return tree | {"callbacks": resolved}
 
 
-def _resolve_callback(callback: Any, tree: Mapping[str, Any]) -> Any:
+def _resolve_callback(callback: Any, tree: Tree) -> Any:
     if not isinstance(callback, dict):
         return callback
     metrics: dict[str, str] = {}

@@ -110,9 +110,10 @@ def find(target: str) -> Signature | None:
     )
 
 
-def has_parameter(target: str, parameter: str) -> bool:
+def parameter_names(target: str) -> tuple[str, ...]:
+    """Return the keyword parameters of a callable by its dotted name, none for compiled code."""
     signature = find(target)
-    return signature is not None and parameter in signature.names
+    return () if signature is None else signature.names
 
 
 def _allow_default(annotation: Any, default: Any) -> Any:
@@ -256,23 +257,24 @@ def _find_signature(key: str, target: str) -> Generator[Error, None, Signature |
 
 def _training_parameters(path: KeyPath, target: str, signature: Signature) -> tuple[str, ...]:
     """Return the parameters of the target at `path` that only the training may set."""
-    if len(path) != (2 if path[0] in NAMED else 1):
+    group = path[0]
+    if len(path) != (2 if group in NAMED else 1):
         return ()
-    if path[0] == "module":
+    if group == "module":
         return tuple(
             parameter
             for parameter in signature.names
             if target == CLASSIFIER or parameter in OF_MODULES
         )
-    if path[0] == "data":
+    if group == "data":
         return tuple({"kept"} & {*signature.names})
-    if path[0] == "scheduler":
+    if group == "scheduler":
         # The mode is the direction in which the best weights are chosen.
         mode = ("mode",) if target.endswith(".ReduceLROnPlateau") else ()
         return (*signature.names[:1], *({TOTAL_STEPS} & {*signature.names}), *mode)
-    if path[0] == "optimizer":
+    if group == "optimizer":
         return signature.names[:1]
-    return BY_KEYWORD.get(path[0], ())
+    return BY_KEYWORD.get(group, ())
 
 
 def _optimizer_errors(section: Tree) -> Errors:

@@ -5,7 +5,6 @@ in workers.py, for callbacks in callback_rules.py, and for a cluster in slurm_ru
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from omegaconf import DictConfig
 from pydantic import ValidationError
@@ -19,11 +18,11 @@ from lockstep.config.checks import (
 )
 from lockstep.config.checks.workers import resolve_workers
 from lockstep.config.composing.compose import plain_tree
-from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.errors import ConfigError, Error, literal, refuse
 from lockstep.config.schema.configuration import BenchmarkConfig, Config, root
 from lockstep.config.schema.legal_keys import Groups
 from lockstep.config.schema.target_sections import SERVICES
-from lockstep.system.trees import at
+from lockstep.system.trees import Tree, at
 
 
 def check_config(cfg: DictConfig, groups: Groups | None = None) -> Config:
@@ -36,7 +35,7 @@ def check_config(cfg: DictConfig, groups: Groups | None = None) -> Config:
 
 
 def check_tree(
-    tree: dict[str, Any],
+    tree: Tree,
     groups: Groups | None = None,
     unresolved: Mapping[str, Error] | None = None,
 ) -> Config:
@@ -61,25 +60,25 @@ def check_tree(
     # On a resume, changes of the saved run are reported first.
     if tree.get("resume") is None:
         messages += conflicts(config)
-    if messages:
-        raise ConfigError(*messages)
+    refuse(messages)
     return config
 
 
 def conflicts(config: Config) -> list[Error]:
     """Return the errors between keys, each of which is valid."""
-    errors = list(feature_rules.errors(config))
+    errors: list[Error] = []
     for rule in (
+        feature_rules.errors,
         _task_rules,
         _class_rules,
         _data_rules,
         _selection_rules,
         _package_rules,
         _batch_rules,
+        callback_rules.errors,
+        slurm_rules.errors,
     ):
         errors += rule(config)
-    errors += callback_rules.errors(config)
-    errors += slurm_rules.errors(config)
     # The environments of a benchmark have their own workers.
     if not isinstance(config, BenchmarkConfig):
         errors += resolve_workers(config).errors

@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from lockstep.config.errors import Error, one_line
 from lockstep.runs.naming import hydra_text
+from lockstep.system.trees import Tree
 
 # With libyaml, reading a config.yaml takes 1.5 ms instead of 11 ms. OmegaConf and Hydra use it,
 # too.
@@ -187,7 +188,7 @@ def _read_primary(source: Source) -> Any:
     return None
 
 
-def plain_tree(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Error]]:
+def plain_tree(cfg: DictConfig) -> tuple[Tree, dict[str, Error]]:
     """Return the resolved values without the section `hydra`, and the errors of unresolved values.
 
     The errors are listed by key. An unresolved value is None.

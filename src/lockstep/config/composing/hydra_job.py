@@ -38,23 +38,24 @@ def begin(
     """
     all_overrides = [parse_override(line) for line in lines]
     overrides = [override for override in all_overrides if not override.is_hydra_override()]
-    form = cfg.hydra.job.config.override_dirname
+    hydra = cfg.hydra
+    form = hydra.job.config.override_dirname
     dirname_items = [
         override.input_line or ""
         for override in overrides
         if override.key_or_group not in form.exclude_keys
     ]
-    with open_dict(cfg.hydra):
-        cfg.hydra.overrides.task = [override.input_line for override in overrides]
-        cfg.hydra.job.override_dirname = form.item_sep.join(sorted(dirname_items)).replace(
+    with open_dict(hydra):
+        hydra.overrides.task = [override.input_line for override in overrides]
+        hydra.job.override_dirname = form.item_sep.join(sorted(dirname_items)).replace(
             "=", form.kv_sep
         )
-        cfg.hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
-        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+        hydra.mode = RunMode.MULTIRUN if is_multirun else RunMode.RUN
+        hydra.job.num, hydra.job.id = number, str(number)
     with hydra_config(cfg):
         root = _text(cfg, "hydra.sweep.dir" if is_multirun else "hydra.run.dir")
         subdir = _text(cfg, "hydra.sweep.subdir") if is_multirun else ""
-    cfg.hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
+    hydra.runtime.output_dir = str(Path.cwd() / root / subdir)
     return root, subdir
 
 

@@ -18,20 +18,20 @@ from lockstep.system.trees import Tree, at, from_yaml
 
 # Earlier versions had these keys.
 GONE = (
-    ("trainer", "cudnn_search"),
-    ("search", "objectives"),
-    ("search", "seeds"),
-    ("launcher", "mode"),
-    ("sweep", "max_failed"),
-    ("data", "copy_remove"),
-    ("cluster", "parallel"),
-    ("callbacks", "curves"),
-    ("logger", "csv"),
-    ("callbacks", "pictures", "every_n_epochs"),
-    ("strategy", "gradient_dtype"),
-    ("notify",),
-    ("flip_test",),
-    ("data", "_check_"),
+    "trainer.cudnn_search",
+    "search.objectives",
+    "search.seeds",
+    "launcher.mode",
+    "sweep.max_failed",
+    "data.copy_remove",
+    "cluster.parallel",
+    "callbacks.curves",
+    "logger.csv",
+    "callbacks.pictures.every_n_epochs",
+    "strategy.gradient_dtype",
+    "notify",
+    "flip_test",
+    "data._check_",
 )
 # Earlier versions did not have these keys.
 ADDED_KEYS = {
@@ -124,7 +124,8 @@ def load_for_inference(path: Path) -> Config:
 
 def to_this_version(tree: Tree) -> Tree:
     """Drop keys and values that this version no longer has, and add those that are new in it."""
-    for *parents, key in GONE:
+    for gone_key in GONE:
+        *parents, key = gone_key.split(".")
         section = at(tree, parents)
         if isinstance(section, dict):
             section.pop(key, None)

@@ -7,12 +7,13 @@ folders that trust the run.
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import lockstep
 from lockstep.config.checks import signatures
-from lockstep.config.errors import ConfigError, Error, config_error
+from lockstep.config.errors import Error, Errors, config_error, refuse
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.target_sections import named_callables
@@ -113,26 +114,24 @@ def use(folder: RunFolder, config: Config, *, is_last: bool = False) -> None:
     recorded_project = _recorded_project(folder)
     _search(recorded_project, after=len(sys.path) if is_last else 0)
     folders = dict.fromkeys((*recorded_project.modules, *recorded_project.started_in))
-    if not folders:
-        return  # No folders are recorded.
+    if folders:  # There may be no record.
+        refuse(_missing_packages(config, folders))
+
+
+def _missing_packages(config: Config, folders: Iterable[str]) -> Errors:
     folders_text = ", ".join(
         path if os.path.isdir(path) else f"{path} (which no longer exists)" for path in folders
     )
-    errors = []
     for key, target in named_callables(to_tree(config)):
         package = target.partition(".")[0]
         if not signatures.is_there(package):
-            errors.append(
-                Error(
-                    "missing",
-                    f"{key}={target}",
-                    f": package {package!r} was not found in {folders_text}, "
-                    "where the run found its modules",
-                    f"run this command in the folder that contains {package} now",
-                )
+            yield Error(
+                "missing",
+                f"{key}={target}",
+                f": package {package!r} was not found in {folders_text}, "
+                "where the run found its modules",
+                f"run this command in the folder that contains {package} now",
             )
-    if errors:
-        raise ConfigError(*errors)
 
 
 def find_data(folder: RunFolder, config: Config) -> Config:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from lockstep.config.checks import metric_names
 from lockstep.config.checks.validation import check_tree
 from lockstep.config.composing.compose import plain_tree
-from lockstep.config.errors import ConfigError, Error, literal
+from lockstep.config.errors import ConfigError, Error, literal, refuse
 from lockstep.config.saved.config_file import to_tree
 from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import (
@@ -74,9 +74,7 @@ def resumed_config(saved_config: Config, cfg: DictConfig, options: Groups) -> Co
     except ConfigError as error:
         raise ConfigError(*_changes(to_tree(saved_config), tree, {}), *error.errors) from error
     # The comparison includes the defaults of the schema, which the saved configuration contains.
-    errors = _changes(to_tree(saved_config), tree, to_tree(config))
-    if errors:
-        raise ConfigError(*errors)
+    refuse(_changes(to_tree(saved_config), tree, to_tree(config)))
     return config
 
 

@@ -19,6 +19,7 @@ from lockstep.config.schema.target_sections import DATA_PATHS, SERVICES, VARIABL
 from lockstep.runs import naming
 from lockstep.runs.folder import RunFolder
 from lockstep.system.provenance import project_root
+from lockstep.system.trees import Tree
 
 # Some of these variables name libraries that worker processes load.
 VARIABLES = ("strategy.variables.",)
@@ -109,7 +110,7 @@ def check(
             raise config_error("untrusted", f"{escaped_setting} of {location}", problem, hint)
 
 
-def _compose_defaults(source: Source) -> dict[str, Any]:
+def _compose_defaults(source: Source) -> Tree:
     try:
         return plain_tree(compose_config([], source))[0]
     except REFUSALS:

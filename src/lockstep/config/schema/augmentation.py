@@ -6,7 +6,7 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field
 
 from lockstep.config.schema.sections import Scope, Section
-from lockstep.config.schema.target_sections import Open
+from lockstep.config.schema.target_sections import Open, Sections
 from lockstep.system.trees import leaves
 from lockstep.system.types import Count, NonNegative, PositiveFloat, Probability
 
@@ -80,7 +80,7 @@ class Augment(Section):
     scope = Scope.NUMBERS
 
     random_resized_crop: RandomResizedCrop
-    custom: dict[str, Open | None] = Field(
+    custom: Sections = Field(
         default={}, description="transforms of your own by name, called with each image in turn"
     )
     crop_padding: Count = Field(description="shift by up to this many pixels; 0 = off")

@@ -32,6 +32,7 @@ from lockstep.config.schema.target_sections import (
     Optimizer,
     Scheduler,
     Search,
+    Sections,
     Target,
     TaskSection,
 )
@@ -106,8 +107,8 @@ class Config(Section):
     strategy: Strategy
     trainer: Trainer
     cluster: Cluster
-    callbacks: Annotated[dict[str, Open | None], Scope.NUMBERS]
-    logger: Annotated[dict[str, Open | None], Scope.WATCHING]
+    callbacks: Annotated[Sections, Scope.NUMBERS]
+    logger: Annotated[Sections, Scope.WATCHING]
 
     @property
     def has_custom_module(self) -> bool:
@@ -164,12 +165,12 @@ def section(tree: Any, path: KeyPath) -> type[Section] | None:
     config_type = root(tree)
     if not path:
         return config_type
-    head = path[0]
-    if tuple(path[:2]) == ENVIRONMENTS:
+    head, parents = path[0], tuple(path[:2])
+    if parents == ENVIRONMENTS:
         return ExecutionEnvironment if len(path) == 3 else None
     if head in NAMED:
         return NAMED[head] if len(path) == 2 else None
-    if tuple(path[:2]) in (METRICS, CUSTOM):
+    if parents in (METRICS, CUSTOM):
         return Open if len(path) == 3 else None
     if head == "search":
         return Search if len(path) == 1 else None

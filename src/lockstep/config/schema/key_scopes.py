@@ -3,13 +3,10 @@
 Both follow from the scope of each key.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from lockstep.config.schema.configuration import Config, fields, section
 from lockstep.config.schema.sections import Scope, scope_of
 from lockstep.config.schema.target_sections import Data, is_ours
-from lockstep.system.trees import at
+from lockstep.system.trees import Tree, at
 
 FREE_ON_RESUME = frozenset(Scope) - {Scope.NUMBERS}
 FREE_IN_A_RESUMED_SWEEP = FREE_ON_RESUME - {Scope.LENGTH}
@@ -40,7 +37,7 @@ OF_ENVIRONMENTS = (
 )
 
 
-def scope(key: str, tree: Mapping[str, Any] | None = None) -> Scope:
+def scope(key: str, tree: Tree | None = None) -> Scope:
     """Return the scope of `key`.
 
     The configuration `tree` has the targets of the sections. Keys that the schema does not have,

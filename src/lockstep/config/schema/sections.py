@@ -77,24 +77,24 @@ def is_section(annotation: Any) -> TypeIs[type[Section]]:
 class Strategy(Section):
     """Devices and their communication."""
 
-    name: Annotated[Literal["auto", "single_device", "cpu", "ddp"], Scope.PLACE] = Field(
-        description="set by strategy=..."
-    )
-    process_group_backend: Annotated[Literal["auto", "nccl", "gloo"], Scope.PLACE] = Field(
+    scope = Scope.PLACE
+
+    name: Literal["auto", "single_device", "cpu", "ddp"] = Field(description="set by strategy=...")
+    process_group_backend: Literal["auto", "nccl", "gloo"] = Field(
         description="auto: nccl on GPUs, gloo on CPUs"
     )
-    timeout_s: Annotated[int, Scope.PLACE] = Field(
+    timeout_s: int = Field(
         ge=5,
         le=MAX_INTEGER,
         description="timeout of a collective in seconds, after which the run fails",
     )
-    bucket_size_mib: Annotated[Positive, Scope.PLACE] = Field(
+    bucket_size_mib: Positive = Field(
         description="size of the gradient buckets of an all-reduce, in MiB"
     )
-    interface: Annotated[Interface | None, Scope.PLACE] = Field(
+    interface: Interface | None = Field(
         description="network interface of the workers, e.g. ib0; null = automatic"
     )
-    variables: Annotated[Variables, Scope.PLACE] = Field(
+    variables: Variables = Field(
         description="environment variables of the workers: +strategy.variables.NCCL_DEBUG=INFO"
     )
 

@@ -50,7 +50,7 @@ class Target(Section):
 
     target: Dotted = Field(alias="_target_", description="callable")
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Tree:
         """Return the keyword arguments of the callable.
 
         The training reads the other keys.
@@ -66,6 +66,9 @@ class Open(Target):
     partial: bool = Field(
         default=False, alias="_partial_", description="the caller adds more arguments"
     )
+
+
+Sections = dict[str, Open | None]  # by a name that the user chooses
 
 
 class Partial(Target):
@@ -108,7 +111,7 @@ class Scheduler(Partial):
 class TaskSection(Target):
     """Task of the network."""
 
-    metrics: dict[str, Open | None] = Field(
+    metrics: Sections = Field(
         default={}, description="metrics by name; the first one selects the best checkpoint"
     )
 
@@ -178,7 +181,7 @@ class Data(Target):
     )
 
     @override
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Tree:
         given = super().arguments()
         if not self.validate_on_test:
             return given
