@@ -50,7 +50,7 @@ def _cropped(image: Image.Image, cut: float, draws: np.random.Generator) -> Imag
 
 
 EDITS: dict[str, Edit] = {
-    "half the size (16 pixels, not compared)": lambda image, _: _scaled(image, 0.5),
+    "half the size": lambda image, _: _scaled(image, 0.5),
     "twice the size": lambda image, _: _scaled(image, 2),
     "JPEG of quality 30": lambda image, _: _jpeg(image, 30),
     "a crop of 95 % of the sides": lambda image, draws: _cropped(image, 0.05, draws),

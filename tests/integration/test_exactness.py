@@ -74,7 +74,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         overrides = [text.replace(FILES, str(files)) for text in texts]
         run = found[name, split] = write_run(root / str(len(found)), overrides)
         if any(text.startswith("init_from=") for text in overrides):
-            checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(source.path)))
+            checkpoints.copy_initial_checkpoint(
+                run, checkpoints.initial_checkpoint(str(source.path))
+            )
         if split.stop_after:
             cut_after(run, split.stop_after)
             run.initial_weights.unlink(missing_ok=True)  # a resume needs them no longer

@@ -38,7 +38,7 @@ def test_init_from_best_checkpoint(source: RunFolder, tmp_path: Path) -> None:
     """The other run may be gone by then."""
     other = shutil.copytree(source.path, tmp_path / "other")
     folder = write_run(tmp_path / "new", [*INITIAL, f"init_from={other}", *STILL])
-    checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(str(other)))
+    checkpoints.copy_initial_checkpoint(folder, checkpoints.initial_checkpoint(str(other)))
     shutil.rmtree(other)
     assert train(folder) == 0
     before, after = weights(source.best_checkpoint), weights(folder.last_checkpoint)

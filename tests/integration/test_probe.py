@@ -54,7 +54,7 @@ def test_fine_tuning_init_from(alone: RunFolder, settings: Sequence[str], tmp_pa
         text for text in settings if not text.startswith(("experiment", "trainer.max_epochs"))
     ]
     run = write_run(tmp_path / "run", ["experiment=finetune", *of_both, f"init_from={alone.path}"])
-    checkpoints.keep_initial(run, checkpoints.initial_checkpoint(str(alone.path)))
+    checkpoints.copy_initial_checkpoint(run, checkpoints.initial_checkpoint(str(alone.path)))
     with session.open_session(run, config_file.load(run.config), None) as here:
         here, data, module, _ = prepare_training(here, is_new=True)
         assert any(

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 import lockstep
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.config.overrides import plan
 from lockstep.config.saved import config_file
 from lockstep.runs.files import write_json
@@ -470,7 +470,7 @@ def test_requeue_of_other_job(mine: RunFolder, work: Path) -> None:
         "setup": [TOUCH],
     }
     places = {"log": str(mine.path / "log"), "code": str(mine.code / "1"), "cwd": str(work)}
-    Record(**job_records.fields(cluster=cluster, cancelled=True, **places)).save(mine)
+    JobRecord(**job_records.fields(cluster=cluster, cancelled=True, **places)).save(mine)
     mine.update_status(state="stopped", exit_code=75)
     (mine.path / "summary.json").unlink()
     mine.note(inode=0)  # a copy

@@ -18,7 +18,7 @@ import pexpect
 import pytest
 
 from lockstep.cluster import code, commands, job, jobs, scheduler, slurm, submission
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config.checks import validation
 from lockstep.config.checks.slurm_rules import KEYS
@@ -433,7 +433,7 @@ def test_states_unknown_job_without_accounting(tools: Path) -> None:
 # -- the process of a job --------------------------------------------------------------------------
 
 
-def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
+def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> JobRecord:
     """A run with the record of a job."""
     known = {
         "cluster": {"name": "slurm", "max_requeues": 3, "partition": "gpu"},
@@ -442,7 +442,7 @@ def submitted(folder: RunFolder, job_id: str = "17", **changes: Any) -> Record:
     known |= {"id": job_id, "engine": "slurm", "submitted": 1e9, "code": "c", "host": "login"}
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.claim()
-    made = Record(**job_records.fields(**(known | changes)))
+    made = JobRecord(**job_records.fields(**(known | changes)))
     if not folder.config.exists():
         folder.config.write_text("seed: 0\n")
     made.save(folder)
@@ -578,8 +578,8 @@ def test_signals_before_handlers() -> None:
 import os, signal, sys
 from lockstep.cluster import job
 from lockstep.system.signals import SignalFlag
-assert {*job.HELD} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
-for number in job.HELD:  # as submitit does
+assert {*job.BLOCKED_SIGNALS} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+for number in job.BLOCKED_SIGNALS:  # as submitit does
     signal.signal(number, lambda *_: os._exit(3))
 for number in (signal.SIGUSR2, signal.SIGTERM):
     os.kill(os.getpid(), number)

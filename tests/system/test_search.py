@@ -252,7 +252,7 @@ def test_pruning_after_warm_up(tmp_path: Path) -> None:
     def is_poor(trial: Trial, *values: float) -> bool:
         rows = [{"epoch": epoch, "val/accuracy": value} for epoch, value in enumerate(values, 1)]
         files.write_rows(trial.folder.metrics, rows)
-        return fake.draws.is_poor(trial)
+        return fake.draws.should_prune(trial)
 
     good, poor = fake.draws.propose(2)
     assert not is_poor(good, 0.8, 0.9)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lockstep.config.errors import ConfigError, config_error, file_error
 from lockstep.runs import naming
-from lockstep.runs.files import atomic_file, no_link
+from lockstep.runs.files import atomic_file, open_regular
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.text import expand_path
@@ -112,14 +112,14 @@ def initial_checkpoint(init_from: str | None) -> Path | None:
     return best
 
 
-def keep_initial(folder: RunFolder, checkpoint: Path | None) -> None:
+def copy_initial_checkpoint(folder: RunFolder, checkpoint: Path | None) -> None:
     """Copy the initial checkpoint into the folder of the run, and keep an earlier copy.
 
     The other run may change or be removed.
     """
     if checkpoint is not None and not folder.initial_weights.exists():
         with (
-            open(checkpoint, "rb", opener=no_link) as file,
+            open(checkpoint, "rb", opener=open_regular) as file,
             atomic_file(folder.initial_weights) as target,
         ):
             shutil.copyfileobj(file, target)
@@ -132,7 +132,7 @@ def damage(path: Path) -> str | None:
     unpacks to more than its size is rejected. The file is read once, and nothing in it is executed.
     """
     try:
-        with open(path, "rb", opener=no_link) as file, zipfile.ZipFile(file) as archive:
+        with open(path, "rb", opener=open_regular) as file, zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             unpacked_bytes = sum(member.file_size for member in members)
             if unpacked_bytes > os.fstat(file.fileno()).st_size or any(

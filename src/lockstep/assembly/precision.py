@@ -44,10 +44,12 @@ def resolve_precision(config: Config, device: torch.device) -> tuple[str, str]:
                 f", but {device_name} has no TF32",
                 "use float32",
             )
-        reason = f"as set: float32, which {device_name} multiplies as TF32, with 11 of 24 bits"
+        reason = (
+            f"as configured: float32, which {device_name} multiplies as TF32, with 11 of 24 bits"
+        )
         return precision, reason
     if precision != "auto":
-        return precision, "as set"
+        return precision, "as configured"
     if unit is not None:
         return "bfloat16", f"{device_name} has {unit}"
     has_float16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= VOLTA

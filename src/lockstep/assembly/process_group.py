@@ -246,7 +246,7 @@ def _store(host: str, port: int, world: World, timeout: timedelta) -> TCPStore:
         raise config_error(
             "busy",
             f"port {port} of {host}",
-            ", where this step meets, is used by another program",
+            ", the rendezvous of this job step, is used by another program",
             f"set MASTER_ADDR={host} and MASTER_PORT to a free one",
         ) from error
 

@@ -27,9 +27,8 @@ OF_SHARED_MEMORY = (
 # This is the readable part of an allocator's message.
 REQUEST = re.compile(r"[Tt]ried to allocate .*?(is free|bytes)")
 LESS_MEMORY = (
-    "Raise trainer.accumulate_grad_batches (only batch norm differs), lower eval_batch_size, "
-    "or keep images out of "
-    "GPU memory (data.memory=host) or of host memory (data.memory=stream)."
+    "Raise trainer.accumulate_grad_batches (it changes only batch norm), lower eval_batch_size, "
+    "or keep images out of GPU memory (data.memory=host) or of host memory (data.memory=stream)."
 )
 
 

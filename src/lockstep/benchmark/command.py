@@ -25,7 +25,7 @@ from lockstep.inference import tasks
 from lockstep.inference.options import EvalOptions, TrainedRun
 from lockstep.launch import parent, worker
 from lockstep.runs import naming, permissions
-from lockstep.runs.files import answer, read_json, write_json
+from lockstep.runs.files import print_result, read_json, write_json
 from lockstep.runs.folder import BENCHMARK, EXIT_FAILED, EXIT_STOPPED, RunFolder
 from lockstep.runs.naming import display_path
 from lockstep.system.redaction import redact
@@ -158,7 +158,7 @@ def _run(
     print_table(new_table(results.HEADS, results.rows(records), out, right=results.HEADS[1:]), out)
     print_line(out, "")
     report.write(path, benchmark)
-    answer({"path": str(path), **benchmark})
+    print_result({"path": str(path), **benchmark})
     show_table(
         f"Benchmark of {benchmark['name']}",
         [*report.facts(benchmark), ("folder", display_path(path))],

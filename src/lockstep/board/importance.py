@@ -12,7 +12,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
-from lockstep.runs.files import JsonObject, no_link
+from lockstep.runs.files import JsonObject, open_regular
 from lockstep.runs.folder import JOURNAL
 
 # The best quarter of 20 finished trials is five, the minimum that Optuna recommends.
@@ -30,7 +30,7 @@ def importance_in(sweep: Path) -> JsonObject:
     """
     journal = sweep / JOURNAL
     # Optuna would create a missing journal, and wait for a pipe.
-    with open(journal, "rb", opener=no_link):
+    with open(journal, "rb", opener=open_regular):
         storage = JournalStorage(JournalFileBackend(str(journal)))
     study = optuna.load_study(study_name="study", storage=storage)
     finished_trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))

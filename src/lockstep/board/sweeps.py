@@ -163,7 +163,7 @@ class _Sweep:
             "is_max": table.objective.is_max,
             "metrics": list(dict.fromkeys([table.objective.name, *table.tests, *metrics])),
             "trials": trials,
-            "repeated": [[row.trial.number for row in rows] for _, rows in table.repeated],
+            "repeated": [[row.trial.number for row in rows] for _, rows in table.rows_by_setting],
             "groups": [group._asdict() for group in table.groups],
             "best_trials": table.best.trials if table.best is not None else [],
             "is_search": table.is_search,

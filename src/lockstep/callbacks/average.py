@@ -18,7 +18,7 @@ from lockstep.system.internals import average_of
 from lockstep.system.types import Fraction
 
 
-def exponential_average(decay: Annotated[Fraction, Doc("its highest value")]) -> Any:
+def exponential_average(decay: Annotated[Fraction, Doc("maximum decay of the average")]) -> Any:
     """Return an exponential moving average whose decay increases.
 
     After n updates, the decay is min(decay, (1 + n) / (10 + n)). With a constant decay, the average
@@ -66,7 +66,7 @@ class AveragedWeights(WeightAveraging):
 
 
 class _Average(AveragedModel):
-    # The number is on the host. It is read once, because a resumed run has an average.
+    # A copy of the number of updates on the host, read once, because a resumed run has an average.
     _num_averaged: int | None = None
 
     @override

@@ -1,7 +1,7 @@
 """Extend Lightning's ModelCheckpoint by the order of `runs/ranking.py`.
 
 The order applies to equal and unusable values. The class has the name of its base, by which its
-state is found in checkpoints. `training/observers.py` builds it if a configuration has Lightning's.
+state is found in checkpoints. `training/observers.py` uses it in place of Lightning's.
 """
 
 from pathlib import Path

@@ -34,11 +34,11 @@ def columns_for(width: int, metrics: Sequence[str]) -> list[tuple[str, str, int]
 
     They are those of the metrics and facts, as many as fit into `width`.
     """
-    heads = [
+    header = [
         (name, name.replace("/", " ").replace("accuracy", "acc").replace("_", " "))
         for name in metrics
     ]
-    columns = [(name, head, max(MIN_COLUMN_WIDTH, len(head) + 2)) for name, head in heads]
+    columns = [(name, head, max(MIN_COLUMN_WIDTH, len(head) + 2)) for name, head in header]
     columns += [(name, name, wide) for name, wide in FACTS]
     while EPOCH_WIDTH + sum(wide for *_, wide in columns) > width and len(columns) > 1:
         columns.pop()
@@ -137,8 +137,8 @@ class Console(Callback):
 
     def _begin_table(self, metrics: Sequence[str]) -> None:
         self._columns = columns_for(self._out.width, metrics)
-        heads = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
-        self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{heads}", style="bold"))
+        header = "".join(f"{head:>{wide}}" for _, head, wide in self._columns)
+        self._out.print(Text(f"{'epoch':>{EPOCH_WIDTH}}{header}", style="bold"))
 
     def _begin(self, trainer: Trainer) -> None:
         self._printed = time.monotonic()
@@ -197,7 +197,7 @@ class Console(Callback):
         if pace.images_per_s:
             facts.append(f"{pace.images_per_s:,.0f} images/s")
         if left_s is not None and trainer.current_epoch + 1 < (trainer.max_epochs or 0):
-            facts.append(f"{duration(left_s)} in total")
+            facts.append(f"{duration(left_s)} until the end")
         return pace.num_done / max(1, pace.num_batches), facts
 
 

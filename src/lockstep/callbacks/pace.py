@@ -41,7 +41,7 @@ class Pace:
         return self._last > 0
 
     def start(self, num_batches: int) -> None:
-        """Start or resume an epoch. Its first batch that ends sets the number of finished ones."""
+        """Start or resume an epoch. The first finished batch tells how many batches are done."""
         self.num_batches, self.num_done, self._num_seen, self._is_inside = num_batches, 0, 0, True
 
     def count_batch(self, now: float, num_done: int, num_images: int) -> None:

@@ -76,7 +76,7 @@ class Pictures(Callback):
             write_json(folder.confusion("test"), matrix)
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, ImageData)
-        # In the file of the test, a repeated test replaces its figures.
+        # Figures go into the event file of the test, where a repeated test replaces them.
         writers: list[Any] = []
         for logger in trainer.loggers:
             if isinstance(logger, SplitTensorBoardLogger):

@@ -24,7 +24,7 @@ from lockstep.callbacks.pace import Pace, Phase
 from lockstep.distributed.collectives import gather_objects
 from lockstep.models.classifier import Checkpoint, Classifier
 from lockstep.models.step import MAX_PENDING_STEPS
-from lockstep.runs.files import JsonObject, append_row, keep_rows
+from lockstep.runs.files import JsonObject, append_row, truncate_rows
 from lockstep.runs.folder import RunFolder
 from lockstep.system.output import print_error
 
@@ -80,7 +80,7 @@ class Record(Callback):
         A resume inside an epoch does not start it.
         """
         if trainer.is_global_zero:
-            note = keep_rows(self._folder.metrics, trainer.current_epoch)
+            note = truncate_rows(self._folder.metrics, trainer.current_epoch)
             if note:
                 print_error(note)
         if pl_module.device.type == "cuda":  # The host is some steps ahead of the device.

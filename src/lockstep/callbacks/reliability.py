@@ -15,7 +15,7 @@ class Reliability(Callback):
     """Stores the `findings` of each test, and of each validation outside a training.
 
     If `is_applied`, a checkpoint that is loaded for them also restores the calibration of the
-    module. A training that resumes from it continues without, because its weights change.
+    module. A resumed training drops the calibration, because its weights change.
     """
 
     def __init__(self, *, is_applied: bool) -> None:

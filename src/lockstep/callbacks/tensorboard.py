@@ -38,8 +38,8 @@ class SplitTensorBoardLogger(TensorBoardLogger):
 
     `val/loss` is written as `loss` to the files of val below the run folder `save_dir`, and
     `train/loss` as `loss` to those of train. TensorBoard drops points of earlier sessions from the
-    optimizer step `purge_step` on, because these steps are trained again. An interrupted test is
-    dropped if it followed the step before.
+    optimizer step `purge_step` on, because these steps are trained again. The points of an
+    interrupted test are dropped at the step before, too.
     """
 
     def __init__(self, *, save_dir: str, purge_step: int = 0) -> None:

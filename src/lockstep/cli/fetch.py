@@ -11,7 +11,7 @@ from lockstep.config.checks import data_presence
 from lockstep.config.composing import compose
 from lockstep.config.errors import config_error
 from lockstep.config.schema.target_sections import VARIABLE, Data
-from lockstep.runs.files import answer
+from lockstep.runs.files import print_result
 from lockstep.system.terminal import show_table
 from lockstep.system.text import plural
 
@@ -62,7 +62,7 @@ def fetch(
         weights = "in the cache of the library, which TORCH_HOME or HF_HOME moves"
         if isinstance(file, str):
             weights = file
-    answer({"data": description, "root": root, "weights": weights or None})
+    print_result({"data": description, "root": root, "weights": weights or None})
     rows = [
         ("data", description),
         ("weights", weights),

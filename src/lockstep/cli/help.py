@@ -15,7 +15,7 @@ from lockstep.config.composing.compose import DEFAULT, REFUSALS, Source, compose
 from lockstep.config.errors import ConfigError, Error, config_error, literal
 from lockstep.config.overrides import plan
 from lockstep.config.schema.legal_keys import Groups, foreign_name_hint, meant_key
-from lockstep.runs.naming import SCRIPTLESS, training_command
+from lockstep.runs.naming import TRAIN_COMMAND, training_command
 from lockstep.system.text import question
 from lockstep.system.trees import leaves
 
@@ -23,7 +23,7 @@ MAX_WIDTH = 100  # columns of text
 LEFT = 34  # columns of settings
 # A training does not read this group.
 ELSEWHERE = "benchmark"
-HEAD = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
+USAGE = "Train an image classifier: {command} [FOLDER] [group=option] [setting=value] ..."
 EXAMPLES = (
     ("{command}", "the settings below"),
     ("{command} flowers", "one folder per class"),
@@ -97,11 +97,11 @@ def show_help(overrides: Sequence[str] = (), source: Source = DEFAULT) -> None:
 
 def _print_all(tree: dict[str, Any], options: Groups) -> None:
     command = training_command()
-    _print_text(f"{HEAD.format(command=command)}\n\n")
+    _print_text(f"{USAGE.format(command=command)}\n\n")
     examples = [(line.format(command=command), meaning) for line, meaning in EXAMPLES]
     _print_rows(examples, max(len(line) for line, meaning in examples if meaning))
     # Hydra's completion reads only the first word of the command.
-    if command != SCRIPTLESS:
+    if command != TRAIN_COMMAND:
         _print_text(COMPLETION.format(command=command))
     print("\nMost common settings")
     for setting in FIRST:

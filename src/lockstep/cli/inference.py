@@ -189,7 +189,7 @@ def _judgment(arguments: argparse.Namespace) -> LabelsOptions:
         return LabelsOptions(output, [])
     from lockstep.trials import out_of_fold
 
-    folds = out_of_fold.of_best(Path(arguments.run).resolve())
+    folds = out_of_fold.folds_of_best_setting(Path(arguments.run).resolve())
     arguments.run = str(folds[0].path)
     # The command then only draws, which needs one worker and no checkpoint.
     arguments.devices, arguments.checkpoint = "1", None

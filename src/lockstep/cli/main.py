@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import lockstep
 from lockstep.cli import data, entry
 from lockstep.runs import naming
-from lockstep.runs.files import answer
+from lockstep.runs.files import print_result
 from lockstep.runs.folder import EXIT_CONFIG, SWEEP
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.system import json_output, launcher
@@ -131,12 +131,12 @@ def _add_overrides(parser: argparse.ArgumentParser, help_text: str) -> None:
 def _add_network_options(parser: argparse.ArgumentParser) -> None:
     """Add the settings and options of commands that use a trained network."""
     _add_overrides(parser, "settings to change, such as data.root=elsewhere")
-    parser.add_argument("--trust", action="store_true", help=naming.TRUSTING)
+    parser.add_argument("--trust", action="store_true", help=naming.TRUST_HELP)
     parser.add_argument(
         "--checkpoint",
         choices=("best", "last"),
         default="best",
-        help="default: best",
+        help="checkpoint to use, default: best",
     )
 
 
@@ -221,8 +221,8 @@ def _declare_starting(add_parser: AddParser) -> None:
     verify.add_argument(
         "--bits",
         action="store_true",
-        help="compare the bits, with virtual shards (trainer.virtual_shards, or 4) "
-        "in the precision of the configuration",
+        help="compare bit by bit in the configured precision, with virtual shards "
+        "(trainer.virtual_shards, or 4)",
     )
     model = _declare(
         add_parser,
@@ -246,7 +246,7 @@ def _run_new(arguments: argparse.Namespace) -> int:
 
     path = _current_folder() / arguments.path
     requirement = create(path)
-    answer({"path": str(path), "requirement": requirement})
+    print_result({"path": str(path), "requirement": requirement})
     print(
         f"{quote_path(path)} is a project with its own images, network and task:\n"
         f"  cd {quote_path(path)}\n"
@@ -306,7 +306,9 @@ def _declare_monitoring(add_parser: AddParser) -> None:
         _run_runs,
         description="List the runs in a folder, newest first. Output to a pipe has all columns.",
     )
-    runs.add_argument("folder", nargs="?", default="outputs", help="default: outputs")
+    runs.add_argument(
+        "folder", nargs="?", default="outputs", help="folder to search, default: outputs"
+    )
     runs.add_argument(
         "--sort",
         metavar="COLUMN",
@@ -360,7 +362,7 @@ def _declare_monitoring(add_parser: AddParser) -> None:
         "stop a run, or all trials of a sweep, with a checkpoint",
         _run_stop,
     )
-    stop.add_argument("run", help=RUN)
+    stop.add_argument("run", help="folder of a run or a sweep, or latest")
     stop.add_argument(
         "--reason",
         default="lockstep stop",
@@ -418,7 +420,7 @@ def _declare_networks(add_parser: AddParser) -> None:
     embed = _declare(
         add_parser,
         "embed",
-        "write the features of images, which the last layer takes, to a NumPy array",
+        "write the features of images (inputs of the last layer) to a NumPy array",
         _run_inference,
         has_workers=True,
     )
@@ -443,7 +445,7 @@ def _declare_networks(add_parser: AddParser) -> None:
     evaluate.add_argument(
         "--split",
         choices=("test", "val", "all"),
-        help="default: test; of images that are not the run's, and have no test split, all",
+        help="default: test; all, for other images without a test split",
     )
     evaluate.add_argument(
         "--output",
@@ -475,7 +477,7 @@ def _declare_networks(add_parser: AddParser) -> None:
             "--max-error",
             type=float,
             metavar="RATE",
-            help="maximum error rate of the answers, such as 0.05; other images are unknown",
+            help="maximum error rate, such as 0.05; less certain images are labeled unknown",
         )
     for parser in (predict, embed):
         parser.add_argument(
@@ -495,7 +497,7 @@ def _declare_networks(add_parser: AddParser) -> None:
             type=int,
             default=1,
             metavar="K",
-            help="most probable classes in each row",
+            help="number of most probable classes in each row",
         )
     for parser in (evaluate, predict, embed):
         _add_worker_options(parser)

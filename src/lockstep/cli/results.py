@@ -1,7 +1,7 @@
 """Prints the JSON values of commands that compute in workers, from the files of their folders."""
 
 from lockstep.config.errors import PREFIX, ConfigError, errors_of
-from lockstep.runs.files import MAX_UNPACKED_BYTES, answer, read_json
+from lockstep.runs.files import MAX_UNPACKED_BYTES, print_result, read_json
 from lockstep.runs.folder import RunFolder
 from lockstep.system import json_output
 
@@ -9,7 +9,7 @@ from lockstep.system import json_output
 def end_run(folder: RunFolder, code: int) -> None:
     """Print the state and the summary of a run, and exit with its code if that is not 0."""
     if json_output.is_reserved():
-        answer(
+        print_result(
             {
                 "path": str(folder.path),
                 "state": folder.read_status().get("state"),
@@ -27,7 +27,7 @@ def end_task(folder: RunFolder) -> None:
     """Print what the workers of a command computed, which for an evaluation is its report."""
     if json_output.is_reserved():
         if result := read_json(folder.scores, MAX_UNPACKED_BYTES):
-            answer(result.get("report", result))
+            print_result(result.get("report", result))
         _put_failure(folder)
 
 

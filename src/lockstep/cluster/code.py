@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.system import provenance
 from lockstep.system.processes import OTHERS
 
-NEW = ("*.py", "*.pyi", "conf")  # These files are copied before they are added to git.
+UNTRACKED_PATTERNS = ("*.py", "*.pyi", "conf")  # Untracked files like these are copied, too.
 RUNS = "outputs"  # at any depth, because a command may be started in a subfolder of the project
 
 
@@ -24,7 +24,7 @@ def files(root: Path) -> list[Path]:
     """
     paths = _git_files(root)
     if paths:
-        paths += _git_files(root, "--others", "--exclude-standard", "--", *NEW)
+        paths += _git_files(root, "--others", "--exclude-standard", "--", *UNTRACKED_PATTERNS)
     else:
         paths = _files_without_git(root)
     # Deleted files and other repositories are left out.

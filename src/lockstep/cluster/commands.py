@@ -15,9 +15,9 @@ from lockstep.cluster import jobs, waiting
 from lockstep.cluster.jobs import Job
 from lockstep.monitoring import formatting
 from lockstep.runs import permissions
-from lockstep.runs.files import answer, print_json
+from lockstep.runs.files import print_json, print_result
 from lockstep.runs.folder import EXIT_CONFIG
-from lockstep.runs.naming import ADOPT, TRUSTING, display_path, quote_path, resume_override
+from lockstep.runs.naming import ADOPT_HINT, TRUST_HELP, display_path, quote_path, resume_override
 from lockstep.system import json_output
 from lockstep.system.parser import CommandParser
 from lockstep.system.redaction import redact
@@ -80,10 +80,14 @@ def _parser() -> argparse.ArgumentParser:
     command("list", _list, "list jobs, newest last", default="all")
     command("show", _show, "show the details of a job, and why it is waiting")
     command("wait", waiting.wait, "wait until jobs end; exit code 0 only if all runs are finished")
-    command("result", waiting.result, "print summary.json of a run, or a list of several")
+    command(
+        "result",
+        waiting.result,
+        "print the result of a run or command as JSON, or a list of several",
+    )
     command("cancel", _cancel, "cancel jobs; running ones save a checkpoint first", default="")
     command("requeue", _requeue, "resume the runs of ended jobs in new jobs", default="")
-    commands.choices["requeue"].add_argument("--trust", action="store_true", help=TRUSTING)
+    commands.choices["requeue"].add_argument("--trust", action="store_true", help=TRUST_HELP)
     for subparser in commands.choices.values():
         json_output.add_option(subparser)
     return parser
@@ -113,9 +117,9 @@ def _list(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
             )
             for job in chosen_jobs
         ]
-        heads = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
+        header = ("job", "state", "run", "epoch", "best", "reason", "time", "nodes")
         right_heads = ("epoch", "best", "time")
-        print_table(new_table(heads, rows, out, right=right_heads, wraps=("reason",)), out)
+        print_table(new_table(header, rows, out, right=right_heads, wraps=("reason",)), out)
     return 0
 
 
@@ -170,7 +174,9 @@ def _cancel(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         else:
             hint = f" lockstep jobs requeue {job.id} resumes it." if job.record.is_resumable else ""
             print(f"Cancelled job {job.id}: it saves a checkpoint first.{hint}")
-    answer([{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs])
+    print_result(
+        [{"id": job.id, "was": job.state, "is_cancelled": job.is_live} for job in chosen_jobs]
+    )
     return 0 if live_jobs else EXIT_CONFIG
 
 
@@ -188,12 +194,12 @@ def _requeue(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
         if job.exit_code == 0:
             hint = f": train longer with {resume_override(job.folder.path)}"
             raise ValueError(f"job {job.id} is finished{'' if job.record.command else hint}.")
-        permissions.need_own(job.folder, ADOPT, is_trusted=arguments.trust)
+        permissions.need_own(job.folder, ADOPT_HINT, is_trusted=arguments.trust)
     new_jobs = []
     for job in chosen_jobs:
         job.folder.claim()
         new_id = submission.resubmit(job.folder, job.record).id
         new_jobs.append({"id": new_id, "was": job.id})
         print(f"Job {job.id} resumes as job {new_id}.", flush=True)
-    answer(new_jobs)
+    print_result(new_jobs)
     return 0

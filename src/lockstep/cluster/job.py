@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from lockstep.cluster import record
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_STOPPED, GRACE_S, RunFolder
 from lockstep.runs.naming import quote_path
 from lockstep.system.hardware import num_visible_gpus
@@ -27,12 +27,12 @@ from lockstep.system.process import leave
 from lockstep.system.signals import STOP_SIGNALS
 from lockstep.system.text import plural
 
-HELD = (*STOP_SIGNALS, signal.SIGUSR2)
+BLOCKED_SIGNALS = (*STOP_SIGNALS, signal.SIGUSR2)
 # This starts every process of a job. It blocks the signals until the run can handle them.
 HOLD = (
     "import os, signal, sys; "
     "signal.pthread_sigmask(signal.SIG_BLOCK, "
-    f"[{', '.join(f'signal.{number.name}' for number in HELD)}]); "
+    f"[{', '.join(f'signal.{number.name}' for number in BLOCKED_SIGNALS)}]); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
 )
 # This replaces EXIT_STOPPED if the scheduler stopped the run. Only the script of the job sees it.
@@ -43,7 +43,7 @@ REASONS = {
     "SIGUSR1": "time limit: the job is requeued, unless the limit has passed already",
     "SIGTERM": "SIGTERM: the job is requeued if it was preempted, not if it was cancelled",
 }
-OTHERS_S = 60.0  # within the default of cluster.warn_s, 120 s
+MAX_RANK_WAIT_S = 60.0  # within the default of cluster.warn_s, 120 s
 RECORD_S = 300.0  # A network file system may show a new file a minute late.
 
 
@@ -80,16 +80,15 @@ def work(folder: RunFolder, job_id: str) -> int:
     elif code == EXIT_STOPPED:
         return 0  # The code of rank 0 counts.
     if code and world is not None and world.world_size > 1:
-        # When srun kills a rank, it exits with the code of that rank.
-        deadline = time.monotonic() + OTHERS_S
+        # Let the other ranks end first: srun kills them as soon as one exits with a code.
+        deadline = time.monotonic() + MAX_RANK_WAIT_S
         while code == REQUEUE and folder.heartbeats() and time.monotonic() < deadline:
             time.sleep(0.1)
-        # When one rank exits with a code, srun kills the others, which otherwise end by themselves.
         time.sleep(GRACE_S)
     return code
 
 
-def _record(folder: RunFolder, job_id: str) -> Record:
+def _record(folder: RunFolder, job_id: str) -> JobRecord:
     """Return the record of this job, which is written when its id is known.
 
     Raises TimeoutError if it is missing.
@@ -111,9 +110,9 @@ def _update(folder: RunFolder, **fields: Any) -> None:
 
 
 def take_signals() -> None:
-    """Replace submitit's handlers by one that does nothing.
+    """Ignore SIGUSR2, and give stop signals a handler that does nothing.
 
-    Blocked signals stay blocked until the run handles them.
+    They replace the handlers of submitit. Stop signals stay blocked until the run handles them.
     """
     for number in STOP_SIGNALS:
         # Ignoring a signal would discard a pending one.
@@ -122,7 +121,7 @@ def take_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
 
 
-def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
+def _do(folder: RunFolder, job: JobRecord, *, is_first: bool) -> int:
     needs_gpus = job.engine == "slurm" and job.gpus_per_node > 0
     if needs_gpus and num_visible_gpus() < job.gpus_per_node:
         error = (
@@ -141,7 +140,7 @@ def _do(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     return prepared_run.run_prepared(folder.path, job.task)
 
 
-def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
+def _execute(folder: RunFolder, job: JobRecord, *, is_first: bool) -> int:
     """Execute the command of a job, and forward signals to it.
 
     Returns its exit code, which is EXIT_STOPPED after a signal.
@@ -184,7 +183,7 @@ def _execute(folder: RunFolder, job: Record, *, is_first: bool) -> int:
     return code
 
 
-def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
+def _refusal(folder: RunFolder, job: JobRecord, restarts: int) -> str:
     """Return the reason not to train in a job that SLURM has started again.
 
     It is empty if there is none.
@@ -199,7 +198,7 @@ def _refusal(folder: RunFolder, job: Record, restarts: int) -> str:
     return ""
 
 
-def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
+def _over_limit(folder: RunFolder, job: JobRecord, restarts: int) -> str:
     return (
         f"requeued {plural(restarts, 'time')}, the limit is "
         f"cluster.max_requeues={job.cluster['max_requeues']}: "
@@ -207,7 +206,7 @@ def _over_limit(folder: RunFolder, job: Record, restarts: int) -> str:
     )
 
 
-def _after_stop(folder: RunFolder, job: Record, restarts: int) -> tuple[int, str]:
+def _after_stop(folder: RunFolder, job: JobRecord, restarts: int) -> tuple[int, str]:
     """Return the exit code and the reason of a job whose run has stopped.
 
     A run that a person stopped is never requeued.

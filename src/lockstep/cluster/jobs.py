@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.cluster import record, scheduler
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.monitoring import formatting
 from lockstep.runs import discovery, permissions
@@ -25,7 +25,7 @@ ENDED = {"finished": "completed", "failed": "failed", "stopped": "stopped", "pru
 # These files have the result of a run, a benchmark, a sweep and an evaluation.
 RESULTS = ("summary.json", BENCHMARK, "table.json", "scores.json")
 
-Recorded = tuple[RunFolder, Record]
+Recorded = tuple[RunFolder, JobRecord]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Job:
     """A job: its folder, its record, the facts of its run, and its state in the scheduler."""
 
     folder: RunFolder
-    record: Record
+    record: JobRecord
     facts: JsonObject
     scheduled: Scheduled
 
@@ -148,7 +148,7 @@ def read_jobs(records: Sequence[Recorded], *, is_slurm_needed: bool = True) -> l
         silence = error
     jobs = []
     for folder, job_record in records:
-        # This comes after the states, because a job that has ended wrote its last status before.
+        # The status is read after the states: an ended job has written its last status by then.
         facts = discovery.read_run_folder(folder)
         is_sure = silence is None or job_record.id not in ids
         if not is_sure and facts["state"] in ENDED:
@@ -186,7 +186,7 @@ def cancel(jobs: Sequence[Job]) -> None:
         # Running jobs receive SIGTERM and have time to save.
         scheduler.call("scancel", *slurm_ids)
     for job in jobs:
-        # This comes before the checkpoint is written, after which the job may be requeued.
+        # It is recorded now, because the job may be requeued after its checkpoint.
         job.folder.write_job({**job.folder.read_job(), "cancelled": True})
         if job.record.engine == "local":
             if job.record.host != socket.gethostname() or job.record.pid is None:
@@ -211,7 +211,7 @@ def stop(jobs: Sequence[Job], reason: str) -> None:
 
 
 def _unscheduled_state(
-    folder: RunFolder, job: Record, run_state: str, *, is_sure: bool
+    folder: RunFolder, job: JobRecord, run_state: str, *, is_sure: bool
 ) -> Scheduled:
     """Return the state of a job that the scheduler does not know, by the status of its run.
 
@@ -231,7 +231,7 @@ def _unscheduled_state(
     return Scheduled(ENDED.get(run_state, end_state))
 
 
-def resource_text(job: Record) -> str:
+def resource_text(job: JobRecord) -> str:
     nodes, workers = plural(job.num_nodes, "node"), plural(job.workers_per_node, "worker")
     resources = f"{nodes}, {workers} per node"
     if job.gpus_per_node:
@@ -239,7 +239,7 @@ def resource_text(job: Record) -> str:
     return resources
 
 
-def follow_command(job: Record) -> str:
+def follow_command(job: JobRecord) -> str:
     return f"tail -F {quote_path(Path(job.log))}"
 
 

@@ -13,7 +13,7 @@ MAX_NUMBER = 2**64  # maximum of a number: the inode of a folder has 64 bits
 
 
 @dataclass(frozen=True)
-class Record:
+class JobRecord:
     """One submission of a run.
 
     `cluster` holds its settings, and `earlier` the ids of the previous submissions. The job of a
@@ -49,7 +49,7 @@ class Record:
         folder.write_job(asdict(self))
 
 
-def read(folder: RunFolder) -> Record | None:
+def read(folder: RunFolder) -> JobRecord | None:
     """Return the record of a run, or None if it was never submitted.
 
     Raises ValueError for a file that is not a record.
@@ -62,8 +62,8 @@ def read(folder: RunFolder) -> Record | None:
         lists = {
             key: tuple(values[key]) for key in ("earlier", "command") if _has_texts(values.get(key))
         }
-        record = Record(**{**values, **lists})
-        for field in fields(Record):
+        record = JobRecord(**{**values, **lists})
+        for field in fields(JobRecord):
             if not _is_of(getattr(record, field.name), field.type):
                 raise ValueError(f"wrong value of {field.name}")
         if not ID.fullmatch(record.id):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 # Variables with these prefixes add options to the tools, such as a filter or a question.
-OPTIONS = ("SQUEUE_", "SACCT_", "SCANCEL_")
+OPTION_VARIABLE_PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_")
 TIMEOUT_S = 30.0  # SLURM's tools retry for some seconds.
 # With a separator and without a width, nothing is truncated.
 QUEUE = "JobArrayID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,exit_code:|,restartcnt:|"
@@ -116,7 +116,7 @@ def call(*command: str, ignored_error: str | None = None) -> str:
     environ = {
         variable: value
         for variable, value in os.environ.items()
-        if not variable.startswith(OPTIONS)
+        if not variable.startswith(OPTION_VARIABLE_PREFIXES)
     }
     try:
         process = subprocess.run(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import submitit
 
 # Variables of an outer launcher, which a job would mistake for its own.
-OUTER = (
+LAUNCHER_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "WORLD_SIZE",
@@ -35,7 +35,7 @@ OUTER = (
 # not set the option.
 KEPT = ("account", "partition", "qos", "constraint", "reservation")
 
-ALL = 10**9  # number of parallel tasks of an array, for which submitit's default is 256
+MAX_ARRAY_TASKS = 10**9  # number of parallel tasks of an array, for which submitit's default is 256
 
 ID = "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
 # By this shell line, the script of a job, which runs outside of any container, requeues the job.
@@ -87,7 +87,7 @@ def executor(
         "cpus_per_task": cpus,
         "gpus_per_node": len(workers.gpus) or None,
         "constraint": cluster.constraint,
-        "array_parallelism": ALL if num_parallel == "auto" else num_parallel,
+        "array_parallelism": MAX_ARRAY_TASKS if num_parallel == "auto" else num_parallel,
     }
     options = [line.removeprefix("--").partition("=") for line in cluster.sbatch]
     slurm_executor.update_parameters(
@@ -194,7 +194,7 @@ def _clean_environment(options: Collection[str]) -> Iterator[None]:
             option = variable.removeprefix("SBATCH_").lower()
             return option not in KEPT or option in options
         is_slurm = variable.startswith("SLURM") and variable != "SLURM_CONF"
-        return variable in OUTER or (is_inside and is_slurm)
+        return variable in LAUNCHER_VARIABLES or (is_inside and is_slurm)
 
     names = [variable for variable in os.environ if is_removed(variable)]
     removed_variables = {variable: os.environ.pop(variable) for variable in names}

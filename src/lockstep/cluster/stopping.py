@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lockstep.cluster import jobs
 from lockstep.runs import naming, permissions
-from lockstep.runs.files import answer
+from lockstep.runs.files import print_result
 from lockstep.runs.folder import LIVE_STATES, SWEEP, RunFolder
 
 STOP_IT = "to stop it all the same, create a file STOP in it"
@@ -35,5 +35,5 @@ def stop(run: str, reason: str) -> int:
     folder.request_stop(reason)
     jobs.stop(live_jobs, reason)
     print(f"Stop requested for {target}; {subject} saves a checkpoint first.")
-    answer({"path": str(folder.path), "jobs": [job.id for job in live_jobs]})
+    print_result({"path": str(folder.path), "jobs": [job.id for job in live_jobs]})
     return 0

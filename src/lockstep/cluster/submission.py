@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lockstep.assembly import checkpoints
 from lockstep.cluster import background, code, jobs, record, slurm
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.config import build
 from lockstep.config.checks import slurm_rules
 from lockstep.config.checks.workers import resolve_workers
@@ -20,7 +20,7 @@ from lockstep.config.saved import config_file, project
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import runner
 from lockstep.runs import naming, permissions
-from lockstep.runs.files import answer
+from lockstep.runs.files import print_result
 from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path, quote_path, resume_override
 from lockstep.system import signals
@@ -132,7 +132,7 @@ def submit(folder: RunFolder, config: Config, work: Work) -> None:
     """Submit a run or a command, and print how to follow it. Raises ConfigError."""
     with interruptible():
         (job,) = submit_all([(folder, config)], work, base=folder)
-        answer({"job": job.id, "path": str(folder.path)})
+        print_result({"job": job.id, "path": str(folder.path)})
         if config.silent:
             return
         rows = [
@@ -156,7 +156,7 @@ def submit_all(
     base: RunFolder,
     old_code: Path | None = None,
     cwd: Path | None = None,
-) -> list[Record]:
+) -> list[JobRecord]:
     """Submit prepared runs, several as one array, or a command.
 
     A run that fails does not affect the others. All share one copy of the code in `base`, next to
@@ -196,7 +196,7 @@ def submit_all(
                 runs, earlier_records, submissions, strict=True
             ):
                 name = work.name if work.command else config.run_name
-                job_record = Record(
+                job_record = JobRecord(
                     id=job_id,
                     engine=cluster.name,
                     name=name,
@@ -253,7 +253,7 @@ def add_ignored_conf(arguments: Sequence[str]) -> list[str]:
     return [*arguments, f"hydra.searchpath=[{naming.hydra_text(f'file://{conf.resolve()}')}]"]
 
 
-def resubmit(folder: RunFolder, job: Record) -> Record:
+def resubmit(folder: RunFolder, job: JobRecord) -> JobRecord:
     """Submit the rest of a run with the settings and the code of its last submission.
 
     Raises ConfigError.

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from lockstep.cluster import jobs
 from lockstep.cluster.jobs import Job
-from lockstep.runs.files import answer, print_json
+from lockstep.runs.files import print_json, print_result
 from lockstep.runs.folder import EXIT_FAILED, EXIT_INTERRUPTED
 from lockstep.system import json_output
 from lockstep.system.terminal import printable
 
 LOOK_EVERY_S = 5.0  # between two calls of squeue
-SILENT_S = 120.0  # A scheduler that does not answer for longer is an error.
+SCHEDULER_TIMEOUT_S = 120.0  # A scheduler that does not answer for longer is an error.
 READ_EVERY_S = 0.2
 
 
@@ -29,7 +29,7 @@ def poll_jobs(chosen_jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
             chosen_jobs = jobs.jobs_of(job.folder for job in chosen_jobs)
             last_answer_s = time.monotonic()
         except ValueError:
-            if time.monotonic() - last_answer_s > SILENT_S:
+            if time.monotonic() - last_answer_s > SCHEDULER_TIMEOUT_S:
                 raise
         last_look_s = time.monotonic()
 
@@ -48,7 +48,7 @@ def wait(chosen_jobs: list[Job], arguments: argparse.Namespace) -> int:
                     print(f"{job.id}\t{job.state}\t{printable(job.facts['run'])}", flush=True)
             reported_ids |= {job.id for job in ended_jobs}
             if len(ended_jobs) == len(current_jobs):
-                answer([jobs.job_facts(job) for job in ended_jobs])
+                print_result([jobs.job_facts(job) for job in ended_jobs])
                 return next(filter(None, (job.end_code for job in ended_jobs)), 0)
     except KeyboardInterrupt:
         print("The jobs continue.", file=sys.stderr)

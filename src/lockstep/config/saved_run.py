@@ -74,7 +74,7 @@ def check_resume(
     Raises ConfigError with all errors.
     """
     try:
-        permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+        permissions.need_own(folder, naming.ADOPT_HINT, is_trusted=is_trusted)
     except PermissionError as error:
         raise ConfigError(file_error(error).within("resume")) from error
     saved_config = config_file.load(folder.config)

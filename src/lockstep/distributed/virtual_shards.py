@@ -22,7 +22,6 @@ from lockstep.distributed.partition import interval
 from lockstep.distributed.tree import Span, add_over_ranks, add_tree, largest_subtrees
 
 T = TypeVar("T")
-Gather = Callable[[list[Any]], Any]  # a collective of the processes
 
 
 class VirtualShards:
@@ -52,7 +51,7 @@ class VirtualShards:
         self._sent: list[Any] = [None] * self.num_parts
         self._received: Any = None
         self._barrier = threading.Barrier(self.num_parts, action=self._gather_all)
-        self._gather: Gather = list
+        self._gather: Callable[[list[Any]], Any] = list
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "VirtualShards":
         return self  # The shards belong to the process, also for a copy of its module.
@@ -196,7 +195,7 @@ class VirtualShards:
                 joined = torch.empty_like(parameters[number])
                 totals[number] = [joined.copy_(total.view(joined.shape))]
 
-    def gather_from_threads(self, part: int, value: Any, gather: Gather) -> Any:
+    def gather_from_threads(self, part: int, value: Any, gather: Callable[[list[Any]], Any]) -> Any:
         """Return what `gather`, a collective of the processes, makes of the values of all parts."""
         self._sent[part], self._gather = value, gather
         self._cores.release()  # Another part computes while this one waits.

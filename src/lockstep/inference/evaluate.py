@@ -105,14 +105,16 @@ def evaluate(
             _show(result)
         if options.output is not None:
             network = predict.load_network(session, trained)
-            ranks = ranking_argument(network, options.top_k)
-            rows = PredictionRows(network, config.task.target, images.names, ranks, has_truth=True)
+            top_k_argument = ranking_argument(network, options.top_k)
+            rows = PredictionRows(
+                network, config.task.target, images.names, top_k_argument, has_truth=True
+            )
             write_rows(
                 session,
                 network.image_format,
                 images,
                 rows,
-                RowFile(options.output, partial(write_table, options.output, rows.head)),
+                RowFile(options.output, partial(write_table, options.output, rows.header)),
             )
             if session.rank == 0:
                 print(f"{plural(len(images), 'row')} in {options.output}", flush=True)
@@ -218,9 +220,9 @@ def find_images(
         repeated_names = sorted(names)
         if split is None and 2 * len(repeated_names) > overlap.num_trained:
             raise ValueError(
-                f"the data has {len(repeated_names)} of the {overlap.num_trained} training images, "
-                f"such as {repeated_names[0]}: "
-                "if it is the run's, add changed_data=accept, else --split all or test"
+                f"{plural(len(repeated_names), 'image')} of the data, such as "
+                f"{repeated_names[0]}, were training images: "
+                "add changed_data=accept if this is the run's data, else --split all or test"
             )
         if split in ("val", "test") and split not in table.splits:
             files = files_of(section, is_other=True, kept=data_record.recorded_splits(runs[0]))
@@ -246,14 +248,12 @@ def find_images(
         }
         if overlap.replaced:
             replaced_names = join_names(overlap.replaced, 1)
-            notes["other contents"] = (
-                f"than the images of the run with the same names: {replaced_names}"
-            )
+            notes["changed images"] = f"{replaced_names} (same names as in the run, other contents)"
         if absent_classes := images.absent_classes("test"):
-            notes["no image"] = f"of {join_names(absent_classes, 10)}"
+            notes["missing classes"] = join_names(absent_classes, 10)
         if repeated_names := sorted({*repeated_names}.intersection(images.test.names)):
-            notes["same name"] = (
-                f"as a training image: {join_names(repeated_names, 1)}; are they other images?"
+            notes["training names"] = (
+                f"{join_names(repeated_names, 1)}: check that these are other images"
             )
         return replace(images, statistics=identity_statistics(shape[0])), selection, notes
 

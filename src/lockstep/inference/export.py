@@ -29,7 +29,7 @@ from lockstep.data.splits import ImageError, Images
 from lockstep.inference import predict, selective
 from lockstep.inference.options import TrainedRun
 from lockstep.models.classifier import Classifier, ImageFormat
-from lockstep.runs.files import JsonObject, answer, atomic_file
+from lockstep.runs.files import JsonObject, atomic_file, print_result
 from lockstep.runs.folder import EXIT_FAILED
 from lockstep.runs.naming import display_path
 from lockstep.system import json_output
@@ -41,8 +41,7 @@ from lockstep.system.tracebacks import located
 # networks. A wrong operator differs by 1e-2 or more.
 LIMIT = 1e-4
 NUM_CHECKED = 32  # number of images
-Axes = Mapping[int, str]  # names of the axes whose length varies
-Running = Callable[[Tensor], Any]  # returns predictions (B, ...), or these and answers (B,)
+Predict = Callable[[Tensor], Any]  # returns predictions (B, ...), or these and answers (B,)
 
 
 class Exported(nn.Module):
@@ -181,7 +180,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
                 )
             differences = [
                 _differences(module, exported, running, number, image)
-                for number, image in enumerate(_pictures(images))
+                for number, image in enumerate(_test_images(images))
             ]
         except ImageError:
             raise
@@ -212,7 +211,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         "limit": LIMIT,
         "largest_scaled_difference": largest_scaled,
     }
-    answer({"file": str(output), "bytes": len(content), **facts, "checked": checks})
+    print_result({"file": str(output), "bytes": len(content), **facts, "checked": checks})
     shape = ", ".join(
         str(axes.get(axis, length)) for axis, length in enumerate((0, *form.image_shape))
     )
@@ -225,18 +224,18 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
         ),
     }
     if threshold is not None:
-        rows["answer"] = f"number of the class, or -1 up to a probability of {threshold:.6g}"
+        rows["answer"] = f"number of the class, or -1 if its probability is at most {threshold:.6g}"
     differing = f"differences up to {largest:.1g} (limit {LIMIT:g})"
     rows["checked"] = f"{image_count} by {runtime}, {differing}"
     if not form.is_float:
-        scaled = f"scaled by the file: up to {largest_scaled:.1g} from `lockstep predict`"
+        scaled = f"scaled in the file, differences up to {largest_scaled:.1g}"
         rows["other sizes"] = scaled
     print(message, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows.items())
     return 0
 
 
-def _pictures(images: Images) -> Iterator[Tensor]:
+def _test_images(images: Images) -> Iterator[Tensor]:
     """Yield evenly spaced test images (1, C, h, w).
 
     uint8 images have another size than the input of the network.
@@ -256,7 +255,7 @@ def _pictures(images: Images) -> Iterator[Tensor]:
         yield image
 
 
-def _program(exported: Exported, form: ImageFormat, axes: Axes) -> ExportedProgram:
+def _program(exported: Exported, form: ImageFormat, axes: Mapping[int, str]) -> ExportedProgram:
     images = torch.zeros(
         2, *form.image_shape, dtype=torch.float32 if form.is_float else torch.uint8
     )
@@ -269,14 +268,16 @@ def _program(exported: Exported, form: ImageFormat, axes: Axes) -> ExportedProgr
     return program
 
 
-def _pt2(program: ExportedProgram, axes: Axes, metadata: str) -> tuple[bytes, Running]:
+def _pt2(program: ExportedProgram, axes: Mapping[int, str], metadata: str) -> tuple[bytes, Predict]:
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={"lockstep.json": metadata})
     file.seek(0)
     return file.getvalue(), torch.export.load(file).module()
 
 
-def _onnx(program: ExportedProgram, axes: Axes, metadata: str) -> tuple[bytes, Running]:
+def _onnx(
+    program: ExportedProgram, axes: Mapping[int, str], metadata: str
+) -> tuple[bytes, Predict]:
     import onnxruntime
 
     outputs = ["predictions", "answer"][: len(program.graph_signature.user_outputs)]
@@ -315,7 +316,7 @@ def _reason(error: BaseException) -> str:
 def _differences(
     module: Classifier,
     exported: Exported,
-    running: Running,
+    running: Predict,
     number: int,
     image: Tensor,
 ) -> Tensor:

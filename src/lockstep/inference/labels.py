@@ -1,4 +1,4 @@
-"""`lockstep labels`: list images by how much networks not trained on them doubt their labels."""
+"""`lockstep labels`: rank images by label quality, by networks that were not trained on them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ from lockstep.system.terminal import new_table, print_line, print_table, termina
 from lockstep.system.text import plural
 from lockstep.tasks.classification import Classification
 
-HEAD = ("file", "label", "suggested", "score", "suspicious", "split")
-JUDGED = ("val", "test")  # splits of a run
+HEADER = ("file", "label", "suggested", "score", "suspicious", "split")
+JUDGED_SPLITS = ("val", "test")  # splits of a run
 MAX_ROWS, NUM_IMAGES = 20, 24  # in the terminal, and in the figure
 
 
@@ -50,7 +50,7 @@ def judge(
             }
             pictures.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(options.output) as file:  # The list appears only after the figure.
-                file.write(csv_text([HEAD, *rows]).encode(errors="surrogateescape"))
+                file.write(csv_text([HEADER, *rows]).encode(errors="surrogateescape"))
                 _draw(rows[:NUM_IMAGES], images, pictures, _summary(facts))
             write_json(folder.scores, facts)
             _show(facts)
@@ -65,7 +65,7 @@ def _predict(session: Session, images: Splits, trained: TrainedRun) -> list[Path
     Every rank must call it.
     """
     module, paths = predict.load_network(session, trained), []
-    for split in JUDGED:
+    for split in JUDGED_SPLITS:
         if not isinstance(module.task, Classification) or images.by_name[split].classes is None:
             raise config_error(
                 "unsupported",
@@ -100,7 +100,7 @@ def _judge(
         "suspicious": int(is_suspicious.sum()),
         "suspicious_by_chance": confident_learning.expected(probabilities, calibrated),
         "wrong_fraction": fraction,
-        "labels": [dict(zip(HEAD, row, strict=True)) for row in rows if row[4]],
+        "labels": [dict(zip(HEADER, row, strict=True)) for row in rows if row[4]],
     }
     if is_run and images.train.classes is not None:
         for name, label in zip(images.train.names, images.train.classes.tolist(), strict=True):
@@ -109,7 +109,6 @@ def _judge(
 
 
 def _draw(rows: Sequence[Sequence[Any]], images: Splits, path: Path, title: str) -> None:
-    """Draw the images of the first rows."""
     from lockstep.callbacks import plots
 
     locations = {
@@ -137,7 +136,7 @@ def _show(facts: JsonObject) -> None:
             for row in facts["labels"]
         ]
         print_table(
-            new_table(HEAD[:4], cells[:MAX_ROWS], out, right=HEAD[3:4], wraps=HEAD[:3]), out
+            new_table(HEADER[:4], cells[:MAX_ROWS], out, right=HEADER[3:4], wraps=HEADER[:3]), out
         )
         if count > MAX_ROWS:
             out.print(f"... and {count - MAX_ROWS:,} more", style="dim")

@@ -59,14 +59,14 @@ def predict(
         print(text if session.rank == 0 else "", end="", flush=True)
         module = load_network(session, trained)
         images = images_of(session, trained, options.source, module.image_format)
-        ranks = ranking_argument(module, options.top_k, is_shown=output is None)
-        rows = PredictionRows(module, config.task.target, images.names, ranks, threshold)
+        top_k_argument = ranking_argument(module, options.top_k, is_shown=output is None)
+        rows = PredictionRows(module, config.task.target, images.names, top_k_argument, threshold)
         json_rows: list[JsonObject] = []
-        write: RowWriter = partial(prediction_table.show, module.task, rows.head)
+        write: RowWriter = partial(prediction_table.show, module.task, rows.header)
         if output is not None:
-            write = partial(write_table, output, rows.head)
+            write = partial(write_table, output, rows.header)
         elif options.is_json:
-            write = partial(prediction_table.list_rows, module.task, rows.head, json_rows)
+            write = partial(prediction_table.list_rows, module.task, rows.header, json_rows)
         if threshold is not None:
             write = partial(prediction_table.count_answers, write)
         file = RowFile(output or folder.path / "predictions", write, options.is_strict)
@@ -165,8 +165,8 @@ def _load_member(session: Session, checkpoint: Path) -> Classifier:
 def preprocessing_of(config: Config, image_format: ImageFormat) -> Preprocessing:
     """Return how the run preprocesses image files.
 
-    It is a center crop on a white background if the run was not trained on image files, or not on
-    images of one size.
+    Without image files, or without one image size, it is a center crop on the configured
+    background, which is white by default.
     """
     arguments, size = config.data.arguments(), image_format.image_shape[1:]
     if config.data.target not in OF_FILES or arguments["image_size"] is None:
@@ -224,8 +224,7 @@ def refuse_other_splits(trained: TrainedRun) -> None:
         raise config_error(
             "conflict",
             "the average",
-            "needs other images: its networks were trained on different images of the data, "
-            "and so on some of this split",
+            "cannot use this split, on which some of its networks were trained",
             "name a folder, or read out_of_fold.csv of a sweep over folds",
         )
 
@@ -275,11 +274,11 @@ def write_probabilities(
             )
         return rows
 
-    head = ["file", "truth", "prediction", *class_names, "fold"]
+    header = ["file", "truth", "prediction", *class_names, "fold"]
     write_rows(
         session,
         module.image_format,
         images,
         rows_of,
-        RowFile(output, partial(write_table, output, head)),
+        RowFile(output, partial(write_table, output, header)),
     )

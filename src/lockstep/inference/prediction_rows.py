@@ -20,22 +20,22 @@ from lockstep.tasks.task import checked_losses
 class PredictionRows:
     """Rows of a CSV file: the name and the predictions of an image.
 
-    With `has_truth` they also have the target and the loss. `ranks` is the result of
+    With `has_truth` they also have the target and the loss. `top_k_argument` is the result of
     `ranking_argument`. With a `threshold` the class is `unknown` up to this probability.
     """
 
     module: Classifier
     task_target: str  # name in the configuration, for errors
     names: Sequence[object]  # of all images
-    ranks: Mapping[str, int]
+    top_k_argument: Mapping[str, int]
     threshold: float | None = None
     has_truth: bool = False
 
     @property
-    def head(self) -> list[str]:
+    def header(self) -> list[str]:
         """Names of the columns."""
         class_names = self.module.image_format.class_names
-        prediction_columns = self.module.task.columns(class_names, **self.ranks)
+        prediction_columns = self.module.task.columns(class_names, **self.top_k_argument)
         if not self.has_truth:
             return ["file", *prediction_columns]
         truth = [f"true_{name}" for name in class_names]
@@ -61,7 +61,9 @@ class PredictionRows:
                     "and a file has rows of numbers",
                     "use lockstep.load in Python",
                 )
-            cells = task.cells(predictions, self.module.image_format.class_names, **self.ranks)
+            cells = task.cells(
+                predictions, self.module.image_format.class_names, **self.top_k_argument
+            )
             if self.threshold is not None:
                 has_no_answer = selective.answers(predictions, self.threshold) < 0
                 for row in has_no_answer.nonzero().flatten().tolist():

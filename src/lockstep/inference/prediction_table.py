@@ -17,7 +17,7 @@ from lockstep.tasks.classification import Classification
 from lockstep.tasks.task import Task
 from lockstep.tasks.vectors import Multilabel
 
-MAX_ROWS, MAX_NAMES, MAX_DOUBTS = 20, 5, 3
+MAX_ROWS, MAX_NAMES, MAX_UNCERTAIN = 20, 5, 3
 MIN_PROBABILITY = 0.5  # minimum probability of a label that an image has
 
 
@@ -35,39 +35,40 @@ def count_answers(write: RowWriter, chunks: Iterable[str]) -> None:
 
 
 def list_rows(
-    task: Task, heads: Sequence[str], rows: list[JsonObject], chunks: Iterable[str]
+    task: Task, header: Sequence[str], rows: list[JsonObject], chunks: Iterable[str]
 ) -> None:
-    """Add rows of predictions, which are CSV in the columns `heads`, to `rows`."""
-    # This function created the rows. The cells of other tasks remain text.
-    is_of = type(task).cells
+    """Add rows of predictions, which are CSV in the columns `header`, to `rows`."""
+    # Only the built-in `cells` functions have known columns. Other cells remain text.
+    cells_function = type(task).cells
     for file, *cells in read_rows(chunks):
         values: list[str | float] = [*cells]
-        if is_of is Classification.cells:
+        if cells_function is Classification.cells:
             values[1::2] = map(float, cells[1::2])
-        elif is_of in (Multilabel.cells, Task.cells):
+        elif cells_function in (Multilabel.cells, Task.cells):
             values[:] = map(float, cells)
-        rows.append(dict(zip(heads, [file, *values], strict=True)))
+        rows.append(dict(zip(header, [file, *values], strict=True)))
 
 
-def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
-    """Print rows of predictions, which are CSV in the columns `heads`, after the last one."""
-    # This function created the rows. Those of other tasks are printed unchanged.
-    is_of = type(task).cells
+def show(task: Task, header: Sequence[str], chunks: Iterable[str]) -> None:
+    """Print rows of predictions, which are CSV in the columns `header`, after the last one."""
+    # Only the built-in `cells` functions have known columns. Other rows are printed unchanged.
+    cells_function = type(task).cells
     rows = list[list[str]]()
     counts = Counter[str]()
-    doubts = list[tuple[float, str]]()
+    least_certain = list[tuple[float, str]]()
     num_images = 0
     for file, *cells in read_rows(chunks):
         num_images += 1
-        if is_of is Classification.cells:
+        if cells_function is Classification.cells:
             cells[1::2] = [f"{float(cell):.4f}" for cell in cells[1::2]]
             counts[cells[0]] += 1
-            doubts = heapq.nsmallest(
-                MAX_DOUBTS, [*doubts, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")]
+            least_certain = heapq.nsmallest(
+                MAX_UNCERTAIN,
+                [*least_certain, (float(cells[1]), f"{file} ({' '.join(cells[:2])})")],
             )
-        elif is_of is Multilabel.cells:
+        elif cells_function is Multilabel.cells:
             labels = sorted(
-                zip(map(float, cells), heads[1:], strict=True), key=lambda label: -label[0]
+                zip(map(float, cells), header[1:], strict=True), key=lambda label: -label[0]
             )
             image_labels = [name for value, name in labels if value >= MIN_PROBABILITY]
             counts.update(image_labels or ["none"])
@@ -76,13 +77,17 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
             ]
         if len(rows) < MAX_ROWS:
             rows.append([file, *cells])
-    heads = ["file", "labels"] if is_of is Multilabel.cells else heads
+    header = ["file", "labels"] if cells_function is Multilabel.cells else header
     number_columns = (
-        heads[2::2] if is_of is Classification.cells else heads[1:] if is_of is Task.cells else ()
+        header[2::2]
+        if cells_function is Classification.cells
+        else header[1:]
+        if cells_function is Task.cells
+        else ()
     )
-    text_columns = [head for head in heads if head not in number_columns]
+    text_columns = [name for name in header if name not in number_columns]
     out = terminal()
-    print_table(new_table(heads, rows, out, right=number_columns, wraps=text_columns), out)
+    print_table(new_table(header, rows, out, right=number_columns, wraps=text_columns), out)
     if num_images > 1:
         out.print()
         summary = join_names(
@@ -90,6 +95,6 @@ def show(task: Task, heads: Sequence[str], chunks: Iterable[str]) -> None:
         )
         print_line(out, ": ".join(filter(None, [plural(num_images, "image"), summary])))
     if num_images > MAX_ROWS:
-        if doubts:
-            print_line(out, f"Least certain: {', '.join(doubt for _, doubt in doubts)}")
+        if least_certain:
+            print_line(out, f"Least certain: {', '.join(doubt for _, doubt in least_certain)}")
         print_line(out, f"These are the first {MAX_ROWS}. All rows: add --output predictions.csv")

@@ -64,16 +64,16 @@ def calibrate(
     collector = FindingsCollector(module.task, module.calibration, len(class_names))
     for chunk in zip(*(tensor.split(calibration.ROWS) for tensor in outputs), strict=True):
         collector.update(*(tensor.to(session.device) for tensor in chunk))
-    keep(session, module, best, "val", collector.findings())
+    store(session, module, best, "val", collector.findings())
 
 
-def keep(
+def store(
     session: Session, module: Classifier, best: Path | None, split: str, findings: Findings | None
 ) -> None:
-    """Store the calibration of a module in `best`, with the predictions of a split.
+    """Store the calibration in the best checkpoint, with the predictions of a split.
 
-    Without `best` it is stored in the last checkpoint, if that has the weights of the module. This
-    is the case if both have the same step. Every rank must call it.
+    Without `best` it is stored in the last checkpoint, if that is of the same step. Every rank must
+    call it.
     """
     module_calibration = module.calibration
     if not isinstance(module_calibration, calibration.Calibration):
@@ -195,7 +195,7 @@ def report_test(session: Session, data: ImageData, module: L.LightningModule) ->
     assert isinstance(module, Classifier)
     findings, groups = callback.findings, data.splits.test.groups
     checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
-    keep(session, module, checkpoint, "test", findings)
+    store(session, module, checkpoint, "test", findings)
     if session.rank > 0:
         return {}
     result = report(findings, groups, getattr(module.calibration, "entry", UNCALIBRATED))

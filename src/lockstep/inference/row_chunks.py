@@ -36,7 +36,7 @@ from lockstep.system.internals import shared_count
 # Maximum number of pixels of a chunk on a CPU. The feature maps of more images come from fresh
 # pages in every layer. This takes 13.6 in place of 7.5 ms for an image of 224 pixels (ResNet-18 of
 # width 8, one thread of an AMD EPYC, 2026-11-27).
-NUM_PIXELS = 4 * 224**2
+MAX_PIXELS = 4 * 224**2
 Index = tuple[Path, dict[int, int]]  # a file, and the offset of each of its chunks
 # The arguments are positions (n,), pixels (n, C, H, W) and targets (n, ...). Several threads call
 # it at once.
@@ -73,7 +73,7 @@ def write_rows(
     The network that computes the rows takes images of the `image_format`. Every rank must call it.
     """
     height, width = image_format.image_shape[1:]
-    fitting = NUM_PIXELS // (height * width) if session.device.type == "cpu" else NUM_PER_RUN
+    fitting = MAX_PIXELS // (height * width) if session.device.type == "cpu" else NUM_PER_RUN
     size = max(1, min(session.config.eval_batch_size, NUM_PER_RUN, fitting))
     session.on_rank_0(lambda: prepare(file.path))
     with hidden_file(file.path) as path:
@@ -199,7 +199,7 @@ def hidden_file(output: Path) -> Iterator[Path]:
 def write_chunks(path: Path, chunks: Iterable[Chunk]) -> Index:
     """Append chunks to a file, and return their offsets."""
     offsets: dict[int, int] = {}
-    with open(path, "ab", opener=files.no_link) as file:
+    with open(path, "ab", opener=files.open_regular) as file:
         for chunk in chunks:
             offsets[chunk.number] = file.tell()
             file.write(f"{json.dumps(chunk)}\n".encode())
@@ -230,14 +230,15 @@ def join(indexes: Sequence[Index], write: RowWriter, *, is_strict: bool) -> list
 
     with contextlib.ExitStack() as stack:
         sources = {
-            path: stack.enter_context(open(path, "rb", opener=files.no_link)) for path, _ in indexes
+            path: stack.enter_context(open(path, "rb", opener=files.open_regular))
+            for path, _ in indexes
         }
         write(rows())
     return errors
 
 
-def write_table(output: Path, head: Sequence[str], rows: Iterable[str]) -> None:
-    """Write a head and rows to a CSV file atomically."""
+def write_table(output: Path, header: Sequence[str], rows: Iterable[str]) -> None:
+    """Write a header and rows to a CSV file atomically."""
     with files.atomic_file(output) as file:
-        for chunk in itertools.chain([csv_text([head])], rows):
+        for chunk in itertools.chain([csv_text([header])], rows):
             file.write(chunk.encode(errors="surrogateescape"))  # A file name need not be UTF-8.

@@ -18,8 +18,10 @@ from lockstep.runs.folder import RunFolder
 from lockstep.runs.naming import display_path
 
 UNKNOWN = "unknown"  # the class of an image without an answer
-DOUBT = 0.05  # maximum probability that the error rate of the answers is larger than promised
-NUM_SHARES = 50  # number of thresholds that are tested
+SIGNIFICANCE = (
+    0.05  # maximum probability that the error rate of the answers is larger than promised
+)
+NUM_COVERAGES = 50  # number of thresholds that are tested
 
 
 def answers(predictions: Tensor, threshold: float) -> Tensor:
@@ -51,14 +53,15 @@ def choose(
     ranked, num_wrong, n = confidences[order], np.cumsum(~is_right[order]), len(order)
     sizes = ((size, num_errors) for num_errors in (1, 0) for size in range(1, n + 1))
     min_size = next(
-        (size for size, num_errors in sizes if bdtr(num_errors, size, max_error) <= DOUBT), None
+        (size for size, num_errors in sizes if bdtr(num_errors, size, max_error) <= SIGNIFICANCE),
+        None,
     )
     if min_size is None:
         return None
     ends, threshold = np.append(np.flatnonzero(ranked[1:] < ranked[:-1]) + 1, n), None
-    shares = np.linspace(max(min_size, n // 5), n, NUM_SHARES).round()
-    for count in np.unique(ends[np.searchsorted(ends, shares)]).tolist():
-        if bdtr(num_wrong[count - 1], count, max_error) > DOUBT:
+    min_counts = np.linspace(max(min_size, n // 5), n, NUM_COVERAGES).round()
+    for count in np.unique(ends[np.searchsorted(ends, min_counts)]).tolist():
+        if bdtr(num_wrong[count - 1], count, max_error) > SIGNIFICANCE:
             break
         threshold = float(ranked[count]) if count < n else 0.0
     return threshold
@@ -113,7 +116,7 @@ def threshold_of(
         raise config_error(
             "conflict",
             option,
-            f"answers {UNKNOWN}, which is a class of this run, too",
+            f"labels uncertain images {UNKNOWN!r}, which is a class of this run",
             "rename the class",
         )
     samples = [
@@ -122,7 +125,7 @@ def threshold_of(
         if split in entry
     ]
     # The images of all folds include the test images.
-    if (path := tables.of_folds(RunFolder(checkpoint.parent.parent))) is not None:
+    if (path := tables.find_fold_file(RunFolder(checkpoint.parent.parent))) is not None:
         rows, _, _, probabilities = tables.read([path])
         is_right = np.array([truth == prediction for _, truth, prediction, *_ in rows])
         # This puts confidences that are the same in six digits on the same side of the threshold.
@@ -138,22 +141,23 @@ def threshold_of(
         raise config_error(
             "unsupported",
             option,
-            f"cannot be kept with {1 - DOUBT:.0%} confidence on {len(is_right):,} {images}",
+            f"cannot be guaranteed with {1 - SIGNIFICANCE:.0%} confidence "
+            f"on {len(is_right):,} {images}",
             hint,
         )
-    share, *test_shares = [_share(threshold, *sample) for sample in samples]
+    coverage, *test_coverages = [_describe_coverage(threshold, *sample) for sample in samples]
     lines = [
         f"Answers where the probability is above {threshold:.6g}, else {UNKNOWN}",
-        share,
-        f"At most {100 * max_error:g}% of the answers are wrong (confidence {1 - DOUBT:.0%}), "
-        "for images like these",
+        coverage,
+        f"At most {100 * max_error:g}% of the answers are wrong "
+        f"(confidence {1 - SIGNIFICANCE:.0%}), for images like these",
         # The test images did not choose the checkpoint.
-        *(f"{test_share}: the independent check" for test_share in test_shares),
+        *(f"{test_coverage}: the independent check" for test_coverage in test_coverages),
     ]
     return threshold, "\n".join([*lines, ""])
 
 
-def _share(
+def _describe_coverage(
     threshold: float, images: str, confidences: NDArray[Any], is_right: NDArray[np.bool_]
 ) -> str:
     hits = is_right[confidences > threshold]

@@ -60,7 +60,7 @@ def _main(
     try:
         threading.Thread(target=_die_with_parent, daemon=True).start()
         processes.share_server()
-        processes.close_files()  # A notebook keeps its umask.
+        processes.restrict_umask()  # A notebook keeps its umask.
         _redirect(files, log)
         if cores:
             os.sched_setaffinity(0, cores)

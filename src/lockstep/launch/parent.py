@@ -21,7 +21,7 @@ from types import FrameType
 from lockstep.launch import child, worker
 from lockstep.launch.worker import Job
 from lockstep.runs import heartbeat
-from lockstep.runs.files import no_link, write_atomically
+from lockstep.runs.files import open_regular, write_atomically
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_STOPPED, GRACE_S
 from lockstep.system.hardware import num_cores
 from lockstep.system.processes import UNKNOWN_END, ServerDied
@@ -146,7 +146,7 @@ class Workers:
                     "a second Ctrl-C" if number == signal.SIGINT else LEAVE.name
                 )
             self._forwarded.append(number)
-            if self._aborted_by or self._job.is_unsaved:
+            if self._aborted_by or self._job.ends_at_first_signal:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + GRACE_S)
             self._send(LEAVE if self._aborted_by else number)
 
@@ -185,8 +185,8 @@ class Workers:
             elif code == UNKNOWN_END:
                 self._job.folder.record_failure(
                     "The process that started the workers was killed (kill -9, or out of memory), "
-                    "or your code ended "
-                    f"one with exit code {code}: correct that, or use less memory\n"
+                    "or your code ended a worker "
+                    f"with exit code {code}: correct that, or use less memory\n"
                 )
 
     def _record_death(self, rank: int, code: int) -> None:
@@ -204,8 +204,8 @@ class Workers:
 
     def _outcome(self, codes: Sequence[int]) -> int:
         if self._aborted_by and (min(codes) < 0 or EXIT_INTERRUPTED in codes):
-            return worker.end_aborted(self._job, self._aborted_by, has_record=True)
-        if self._forwarded and self._job.is_unsaved:
+            return worker.end_aborted(self._job, self._aborted_by, updates_status=True)
+        if self._forwarded and self._job.ends_at_first_signal:
             code = 128 + self._forwarded[0]
             if code in codes or -signal.SIGKILL in codes:
                 report_end(self._forwarded[0])
@@ -223,7 +223,7 @@ class Workers:
 
     def _show_failure(self) -> None:
         """Print the first failure where rank 0 prints."""
-        with open(self._log, "a", opener=no_link) if self._log else nullcontext() as out:
+        with open(self._log, "a", opener=open_regular) if self._log else nullcontext() as out:
             worker.show_failure(self._job, out)
 
     def kill(self) -> None:

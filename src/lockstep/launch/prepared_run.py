@@ -27,7 +27,8 @@ LOCKED_EVERY_S = 0.5
 def run_prepared(path: Path, task: str, *, is_worker: bool = False) -> int:
     """Run "train", "train-without-test" or "test" in a prepared run folder.
 
-    Returns the exit code. A worker (`is_worker`) starts no other process for a run of one worker.
+    Returns the exit code. If `is_worker`, this process itself computes a run of one
+    worker.
     """
     folder = RunFolder(path.resolve())
     try:

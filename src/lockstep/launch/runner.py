@@ -182,7 +182,7 @@ def resumed_run(folder: RunFolder, config: Config) -> Iterator[RunFolder]:
             check_files(config)
             stack.enter_context(lock_run(folder))
             folder.remove_leftovers()
-            stack.enter_context(folder.keep_end(ConfigError))
+            stack.enter_context(folder.set_aside_end(ConfigError))
             prepare_resume(folder)
             config_file.save(config, folder.config)
             project.record(folder)
@@ -259,7 +259,7 @@ def save(
     weights: Path | None,
 ) -> None:
     """Write the configuration, the module folders, the initial weights and the overrides."""
-    checkpoints.keep_initial(folder, weights)
+    checkpoints.copy_initial_checkpoint(folder, weights)
     config_file.save(config, folder.config)
     project.record(folder)
     folder.note(overrides=redact(overrides))

@@ -64,8 +64,8 @@ class Job(NamedTuple):
     hydra: Any = None
 
     @property
-    def is_unsaved(self) -> bool:
-        """True if the task ends at the first signal, because it has nothing more to save."""
+    def ends_at_first_signal(self) -> bool:
+        """True for a task without a checkpoint to save."""
         return self.task not in (train, test)
 
 
@@ -90,7 +90,7 @@ def take_job(job: Job, listener: socket.socket | None, *, is_parallel: bool) -> 
     world = outer_world(os.environ) if is_parallel else None
     if world is not None and listener is not None:
         world = replace(world, listener=listener.detach())
-    return run_task(job, world, SignalFlag(has_parent=True, ends=job.is_unsaved))
+    return run_task(job, world, SignalFlag(has_parent=True, ends=job.ends_at_first_signal))
 
 
 def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> int:
@@ -98,12 +98,12 @@ def run_here(job: Job, world: World | None, flag: SignalFlag | None = None) -> i
 
     `flag` has the signals that were received before.
     """
-    flag = flag or SignalFlag(ends=job.is_unsaved)
+    flag = flag or SignalFlag(ends=job.ends_at_first_signal)
     with restore_signals():
         code = run_task(job, world, flag)
         if code in (EXIT_FAILED, EXIT_CONFIG) and (world is not None or not refusal_errors(job)):
             show_failure(job)
-        elif flag.received and job.is_unsaved and code == 128 + flag.received:
+        elif flag.received and job.ends_at_first_signal and code == 128 + flag.received:
             report_end(flag.received)
         return code
 
@@ -140,7 +140,7 @@ def run_task(job: Job, world: World | None, flag: SignalFlag) -> int:
     # This is the border of the process, where every error is recorded.
     except BaseException as error:
         if flag.aborted_by:  # Lightning turns KeyboardInterrupt into sys.exit(1).
-            return end_aborted(job, flag.aborted_by, has_record=rank == 0)
+            return end_aborted(job, flag.aborted_by, updates_status=rank == 0)
         failure = redact(f"rank {rank} of {world_size} failed:\n{traceback.format_exc()}")
         try:
             if lost_ranks:
@@ -182,17 +182,17 @@ def _prepare_libraries() -> None:
         torch.set_num_threads(num_cores())
 
 
-def end_aborted(job: Job, by: str, *, has_record: bool) -> int:
+def end_aborted(job: Job, by: str, *, updates_status: bool) -> int:
     """Return the exit code of an aborted task.
 
-    If `has_record`, update the status of a training.
+    If `updates_status`, update the status of a training.
     """
     if job.task is not train:
         return EXIT_INTERRUPTED
     state = job.folder.read_status().get("state")
     if state in ENDS:
         return ENDS[state]
-    if has_record:
+    if updates_status:
         job.folder.update_status(state="failed", reason=f"aborted by {by}")
     return EXIT_INTERRUPTED
 

@@ -39,7 +39,7 @@ def choose_layout(memory_format: str, faulty_layer: str | None) -> Layout:
     if memory_format != "auto":
         return Layout(
             torch.channels_last if memory_format == "channels_last" else torch.contiguous_format,
-            "as set",
+            "as configured",
         )
     if faulty_layer is not None:
         return Layout(

@@ -70,14 +70,18 @@ class ResNet18(nn.Module):
             Positive, Doc("channels of the first stage; 2, 4 and 8 times as many in the next ones")
         ],
         stem: Annotated[
-            Literal["small", "imagenet"], Doc("3x3, stride 1; or 7x7, stride 2, and max-pool")
+            Literal["small", "imagenet"],
+            Doc("small: 3x3, stride 1; imagenet: 7x7, stride 2, and max-pool"),
         ],
         shortcut_norm: Annotated[bool, Doc("batch norm after the 1x1 shortcuts")],
         bias: Annotated[bool, Doc("bias in the convolutions")],
         dropout: Annotated[Fraction, Doc("dropout before the last layer")],
         init: Annotated[
             Literal["kaiming", "normal", "normal_zero", "torch"],
-            Doc("He's, last norms zeroed; N(0, 0.01); the same, biases zeroed; torch's"),
+            Doc(
+                "kaiming: He, last norms 0; normal: N(0, 0.01); normal_zero: also biases 0; "
+                "torch: its defaults"
+            ),
         ],
     ) -> None:
         super().__init__()

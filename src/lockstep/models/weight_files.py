@@ -64,7 +64,7 @@ def describe(network_state: State, weights: State, state: State) -> list[str]:
         for name, value in weights.items()
         if value.shape != state[name].shape
     ]
-    descriptions = [f"{len(weights)} of {len(weights) + len(new_names)} tensors taken"]
+    descriptions = [f"{len(weights)} of {len(weights) + len(new_names)} tensors loaded"]
     if new_names:
         descriptions.append(f"new: {join_names(new_names, MAX_KEYS_NAMED)}")
     if adapted_names:

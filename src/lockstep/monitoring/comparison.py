@@ -64,8 +64,8 @@ def _show(title: str, rows: Sequence[tuple[str, list[str]]]) -> None:
     out, first_run, num_runs = terminal(), 0, len(rows[0][1])
     while first_run < num_runs:
         print()
-        heads = [title, *map(letter, range(first_run, num_runs))]
-        table = new_table(heads, [[key, *values[first_run:]] for key, values in rows], out)
+        header = [title, *map(letter, range(first_run, num_runs))]
+        table = new_table(header, [[key, *values[first_run:]] for key, values in rows], out)
         print_table(table, out)
         first_run += len(table.columns) - 1
 

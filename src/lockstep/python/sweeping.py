@@ -14,7 +14,7 @@ from lockstep.config.schema.configuration import Config
 from lockstep.python import configuration
 from lockstep.python.run import Run
 from lockstep.runs.folder import EXIT_CONFIG, RunFolder
-from lockstep.system.processes import close_files_after
+from lockstep.system.processes import restricted_umask
 from lockstep.system.redaction import redact
 from lockstep.trials import ledger
 from lockstep.trials.ledger import Ledger
@@ -103,7 +103,7 @@ def sweep(overrides: Sequence[str]) -> Sweep:
     return Sweep(ledger.path, rows, [Run(row["folder"]) for row in rows])
 
 
-@close_files_after()
+@restricted_umask()
 def submit(overrides: Sequence[str]) -> list[Job]:
     """Submit a run, or all trials of a sweep for several values, and return the jobs.
 
@@ -153,7 +153,9 @@ def _start_sweep(overrides: Sequence[str], config: Config) -> Ledger:
         process.send_signal(signal.SIGINT)
         process.wait()
         raise
-    path = ledger.find(Path("outputs"), config.sweep.name, redact(ledger.command_of(overrides)))
+    path = ledger.find(
+        Path("outputs"), config.sweep.name, redact(ledger.sweep_overrides(overrides))
+    )
     if code == EXIT_CONFIG or path is None:
         raise config_error("failed", "", "the sweep did not start", "its errors are printed above")
     return Ledger.open(path.resolve())

@@ -28,7 +28,7 @@ NUMBERS = (
 )  # fmt: skip
 # These columns of metrics.csv are not metrics.
 PROGRESS = ("epoch", "step", "seconds", "images_per_s", "learning_rate", "skipped_steps")
-MAX_NOTES_BYTES = 16_384  # bytes of a request, whose JSON in ASCII can be three times as long
+MAX_NOTES_BYTES = 16_384  # bytes of a request; notes.json may have up to four times as many
 TEXTS = (
     "state",
     "reason",
@@ -181,7 +181,7 @@ def differing_overrides(run_facts: list[JsonObject]) -> dict[str, str]:
     Keys that distinguish the most runs come first, because a table may truncate the line.
     """
     counts = Counter(override for facts in run_facts for override in set(facts["overrides"]))
-    # For each key, the number of runs that share its most frequent value comes last, and stays.
+    # From rare to frequent values, so that each key keeps the count of its most frequent one.
     max_counts = {_key(override): count for override, count in reversed(counts.most_common())}
     num_runs = max(2, len(run_facts))
 

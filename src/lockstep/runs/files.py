@@ -42,7 +42,7 @@ PRIVATE = ("config.yaml", "settings.yaml", "job.json", "sweep.json")
 
 
 @contextmanager
-def parent_of(path: Path) -> Iterator[int]:
+def open_parent(path: Path) -> Iterator[int]:
     """Open the folder of a file as a descriptor, so that no link can take its place.
 
     Raises OSError for a link.
@@ -64,7 +64,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     temporary = temporary_name(path)
     mode = 0o600 if path.name in PRIVATE else 0o644
     try:
-        with parent_of(path) as folder:
+        with open_parent(path) as folder:
             try:
                 number = os.open(
                     temporary,
@@ -92,7 +92,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 def create(path: Path, content: str) -> None:
     """Write a file, unless it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with suppress(FileExistsError), parent_of(path) as folder:
+    with suppress(FileExistsError), open_parent(path) as folder:
         number = os.open(path.name, flags, 0o644, dir_fd=folder)
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(content)
@@ -104,7 +104,7 @@ def temporary_name(path: Path) -> str:
 
 def remove(path: Path) -> None:
     """Remove a file or a link, if it is there. Raises OSError if its folder is a link."""
-    with suppress(FileNotFoundError), parent_of(path) as folder:
+    with suppress(FileNotFoundError), open_parent(path) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
@@ -113,9 +113,9 @@ def open_to_append(path: Path) -> BinaryIO:
 
     Raises OSError for links, hard links, and everything that is not a file.
     """
-    with parent_of(path) as folder:
+    with open_parent(path) as folder:
         file = open(  # noqa: SIM115
-            no_link(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder), "r+b"
+            open_regular(path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND, folder), "r+b"
         )
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
@@ -137,7 +137,7 @@ def hold_lock(path: Path, *, is_patient: bool = False) -> Iterator[None]:
 
     If another process holds it, wait if `is_patient`, else raise BlockingIOError.
     """
-    with open(path, "ab", opener=no_link) as file:
+    with open(path, "ab", opener=open_regular) as file:
         # Only users who can write the file may take its lock, but reading is enough for flock.
         writers = os.fstat(file.fileno()).st_mode & 0o222
         with suppress(PermissionError):  # The file belongs to another user.
@@ -159,7 +159,7 @@ def is_locked(path: Path) -> bool | None:
     Returns None if the file cannot be opened.
     """
     try:
-        with open(path, "rb", opener=no_link) as file:
+        with open(path, "rb", opener=open_regular) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -234,7 +234,7 @@ def read_bytes(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
 
     Raises OSError for a link, a pipe and the like, and ValueError for a file of more bytes.
     """
-    with open(path, "rb", opener=no_link) as file:
+    with open(path, "rb", opener=open_regular) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes:,} bytes.")
@@ -270,7 +270,7 @@ def _parse_rows(content: bytes) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
-def keep_rows(path: Path, last_epoch: int) -> str:
+def truncate_rows(path: Path, last_epoch: int) -> str:
     """Rewrite a CSV file of `append_row`, if it exists, with the rows up to `last_epoch`.
 
     A file that another program wrote or damaged is renamed first. Returns a line to print about
@@ -317,7 +317,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return buffer.getvalue()
 
 
-def uncell(cell: str) -> str:
+def strip_formula_mark(cell: str) -> str:
     """Undo the `'` of `csv_text`."""
     return MARKED.sub("", cell)
 
@@ -374,7 +374,7 @@ def owner(path: Path) -> str:
         return f"user {path.stat().st_uid}"
 
 
-def no_link(path: str, flags: int, folder: int | None = None) -> int:
+def open_regular(path: str, flags: int, folder: int | None = None) -> int:
     """Open a regular file, as an opener for `open`.
 
     A relative path begins in the descriptor `folder`, if given. Only this user may write a new
@@ -407,7 +407,7 @@ def print_json(value: Any) -> None:
     json_output.put(_finite(value))
 
 
-def answer(value: Any) -> None:
+def print_result(value: Any) -> None:
     """Print plain values as the JSON value of a command with --json, in addition to its texts."""
     from lockstep.system import json_output
 

@@ -27,7 +27,9 @@ LIVE_STATES = ("starting", "training", "validating", "testing", "stopping")
 ENDED_STATES = ("stopped", "pruned", "finished", "failed")
 # A search prunes a run by this reason in STOP.
 PRUNED = "other trials were better at this point"
-SILENT_S = 600.0  # longer than any step, because a status is written every second between two steps
+STATUS_TIMEOUT_S = (
+    600.0  # longer than any step, because a status is written every second between two steps
+)
 BENCHMARK = "results.json"  # next to the run folders of a benchmark
 # Folders of TensorBoard's event files by split. TensorBoard shows each folder with such files as a
 # run.
@@ -68,7 +70,7 @@ class RunFolder:
     # This is the newest state, from which a resume continues.
     last_checkpoint = _File("checkpoints/last.ckpt")
     best_checkpoint = _File("checkpoints/best.ckpt")  # the state with the best monitored value
-    # This is a copy of the checkpoint in `init_from`, for a start from scratch.
+    # A copy of the checkpoint in `init_from`, for a restart before the first checkpoint.
     initial_weights = _File("initial.ckpt")
     # This has the name, the target and the split of every image of the training, and its classes.
     images = _File("images.json.gz")
@@ -99,7 +101,7 @@ class RunFolder:
         return self.pictures / f"{split}_confusion_matrix.json"
 
     def rank_log(self, rank: int) -> Path:
-        """Return the output file of a rank other than 0."""
+        """Return the log of a rank. That of rank 0 has only errors, because it prints elsewhere."""
         return self.path / f"rank{rank}.log"
 
     def heartbeat(self, rank: int) -> Path:
@@ -177,8 +179,8 @@ class RunFolder:
 
         A run with a summary is finished, even if it was killed before its last status. A live run
         with a request to stop has the state "stopping". It has the state "no signal" if its process
-        is gone. For a process of another machine or user this means a status older than `SILENT_S`,
-        by the clock of the file system.
+        is gone. For a process of another machine or user this means a status older than
+        `STATUS_TIMEOUT_S`, by the clock of the file system.
         """
         status = read_json(self.status_file)
         if self._is_gone(status):
@@ -195,7 +197,7 @@ class RunFolder:
         if status.get("state") not in LIVE_STATES or (is_locked := self.is_locked()):
             return False
         is_here = is_locked is not None and status.get("host") == socket.gethostname()
-        return is_here or self.now_s() - self.status_file.stat().st_mtime > SILENT_S
+        return is_here or self.now_s() - self.status_file.stat().st_mtime > STATUS_TIMEOUT_S
 
     def write_summary(self, summary: JsonObject) -> None:
         write_json(self.summary, summary)
@@ -268,10 +270,10 @@ class RunFolder:
         return [self.failure, self.summary, self.fold_rows, *self.pictures.glob("test_*")]
 
     @contextmanager
-    def keep_end(self, rejection: type[Exception]) -> Iterator[None]:
-        """Rename the files that record how the run ended, and restore them if needed.
+    def set_aside_end(self, rejection: type[Exception]) -> Iterator[None]:
+        """Set aside the files that record how the run ended.
 
-        They are restored if the block leaves no newer state. This needs no space on a full disk. A
+        They are restored unless the block makes progress. This needs no space on a full disk. A
         `rejection` also restores the configuration and the status.
         """
         old_times = self._checkpoint_times()
@@ -330,7 +332,7 @@ class RunFolder:
     def now_s(self) -> float:
         """Return the time by the clock of the file system, which may be that of a file server."""
         if self.is_made_here():
-            # The run was never trained, or the folder is read-only.
+            # The run may never have been trained, or the folder may be read-only.
             with suppress(OSError):
                 os.utime(self.lock_file, follow_symlinks=False)
                 return self.lock_file.lstat().st_mtime

@@ -17,11 +17,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from lockstep.runs.files import no_link, open_to_append
+from lockstep.runs.files import open_regular, open_to_append
 from lockstep.runs.folder import RunFolder
 
 HEARTBEAT_S = 1.0
-SILENCE_S = 5.0  # A rank without a heartbeat for this long is silent.
+HEARTBEAT_TIMEOUT_S = 5.0  # A rank without a heartbeat for this long is silent.
 MAX_STACK_BYTES = 2**20  # bytes at the end of a log: Python writes 100 frames of each thread
 
 
@@ -58,14 +58,14 @@ def _touch(path: Path, is_over: threading.Event) -> None:
 
 
 def silent_ranks(folder: RunFolder, world_size: int) -> str:
-    """Report each rank without a heartbeat for `SILENCE_S`, or return "" if there is none.
+    """Report each rank whose last heartbeat is too old, or return "" if there is none.
 
     There is one line per rank, with its host, the time since when, and possible reasons. Returns ""
     immediately when a failure is recorded, which is more precise. Ranks that have ended have no
     file.
     """
     before = _heartbeats(folder)
-    deadline = time.monotonic() + SILENCE_S
+    deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
     while time.monotonic() < deadline:
         if folder.failure.exists():
             return ""
@@ -98,7 +98,7 @@ def _heartbeats(folder: RunFolder) -> set[tuple[float, int, str, int]]:
     for rank, path in folder.heartbeats().items():
         # The file is opened, because a network disk may report an old time for a file that is not
         # open.
-        with suppress(OSError, ValueError), open(path, opener=no_link) as file:
+        with suppress(OSError, ValueError), open(path, opener=open_regular) as file:
             host, pid = file.read(1000).split()
             heartbeats.add((os.fstat(file.fileno()).st_mtime, rank, host, int(pid)))
     return heartbeats
@@ -117,7 +117,7 @@ def end_of(folder: RunFolder, rank: int, process_name: str, code: int) -> str:
     if number == signal.SIGKILL:
         line += " (kill -9, or out of memory)"
     try:
-        with open(folder.rank_log(rank), "rb", opener=no_link) as log:
+        with open(folder.rank_log(rank), "rb", opener=open_regular) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - MAX_STACK_BYTES))
             output = log.read(MAX_STACK_BYTES).decode(errors="replace")
     except OSError:

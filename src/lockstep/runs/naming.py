@@ -14,10 +14,10 @@ from lockstep.runs.folder import SWEEP, RunFolder
 from lockstep.system.text import expand_path
 
 NO_TEXTS = ("null", "true", "false", "nan", "inf")  # Hydra parses these as another type.
-SCRIPTLESS = "lockstep train"  # the command that trains in any folder
-TRUST = "run this in the project's folder, or add --trust (in Python trust=True)"
-ADOPT = "add --trust (in Python trust=True), with which its code and commands run as yours"
-TRUSTING = (
+TRAIN_COMMAND = "lockstep train"  # the command that trains in any folder
+TRUST_HINT = "run this in the project's folder, or add --trust (in Python trust=True)"
+ADOPT_HINT = "add --trust (in Python trust=True), with which its code and commands run as yours"
+TRUST_HELP = (
     "allow any code and commands in the run folder, not only those of this project and known "
     "libraries"
 )
@@ -45,7 +45,7 @@ def free_path(root: Path, name: str, time: datetime) -> Path:
     from lockstep.runs import permissions
 
     day = root / f"{time:%Y-%m-%d}"
-    # The folder belongs to another user.
+    # Another user owns this folder, or could replace its contents.
     if day.exists() and (permissions.exposure(day) or not os.access(day, os.W_OK)):
         day = day.with_name(f"{day.name}_{os.geteuid()}")
     return unused_path(day / f"{time:%H-%M-%S}_{name}")
@@ -64,7 +64,7 @@ def link_latest(root: Path, path: Path) -> None:
         temporary.unlink()
         print(
             f"{display_path(root / 'latest')} still points to another run: "
-            "it belongs to another user",
+            "the link belongs to another user",
             file=sys.stderr,
         )
 
@@ -152,7 +152,7 @@ def resume_override(path: Path) -> str:
 
 def training_command() -> str:
     """Return the command that trains in the current folder, which is its train.py if it has one."""
-    return "python train.py" if Path("train.py").is_file() else SCRIPTLESS
+    return "python train.py" if Path("train.py").is_file() else TRAIN_COMMAND
 
 
 def resume_command(path: Path) -> str:

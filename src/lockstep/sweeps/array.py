@@ -111,7 +111,7 @@ def _next(ledger: Ledger, num_submitted: int, num_live: int, array: str) -> str:
             "The same command shows their progress."
         )
     elif num_live:
-        message = "Nothing to submit: the other trials are pending or running."
+        message = "Nothing to submit: all remaining trials are pending or running."
     else:
         return f"All trials are done. {TEST_LATER}"
     commands = [f"lockstep jobs {command} {path}" for command in ("list", "wait", "cancel")]

@@ -20,11 +20,11 @@ from lockstep.config.schema.configuration import Config
 from lockstep.config.schema.key_scopes import FREE_IN_A_RESUMED_SWEEP, scope
 from lockstep.launch import runner
 from lockstep.runs import permissions
-from lockstep.runs.files import answer
+from lockstep.runs.files import print_result
 from lockstep.runs.folder import EXIT_FAILED, JOURNAL, LIVE_STATES, SWEEP, RunFolder
 from lockstep.runs.naming import display_path, quote_path
 from lockstep.sweeps import array, devices, job_pool, views
-from lockstep.sweeps.course import Course, Grid
+from lockstep.sweeps.course import Grid, SweepLoop
 from lockstep.sweeps.devices import Devices, Machine
 from lockstep.sweeps.pool import Pool
 from lockstep.system import hardware
@@ -32,7 +32,7 @@ from lockstep.system.redaction import redact
 from lockstep.system.text import plural
 from lockstep.system.trees import leaves
 from lockstep.trials import out_of_fold
-from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_of
+from lockstep.trials.ledger import DONE, Ledger, Trial, need_own, trial_overrides
 from lockstep.trials.results import monitored_objective
 from lockstep.trials.table import Table, table, table_facts, write
 
@@ -41,10 +41,7 @@ Compose = Callable[[Sequence[str], int], tuple[Config, str]]
 
 
 class Sweep(NamedTuple):
-    """A sweep, the settings that its trials share, and the arguments of its command.
-
-    The command starts or resumes the sweep.
-    """
+    """A sweep, the settings that its trials share, and the arguments of its command."""
 
     ledger: Ledger
     config: Config
@@ -61,8 +58,8 @@ def prepare_trial(
     The configuration is saved in the folder of the trial. Raises ConfigError if the known trial has
     other values.
     """
-    trial_overrides = trial_of(overrides)
-    trial = ledger.find(trial_overrides)
+    identity = trial_overrides(overrides)
+    trial = ledger.find(identity)
     config, subdir = compose(overrides, ledger.next_number if trial is None else trial.number)
     if config.scale_with_workers and config.trainer.devices == "auto":
         raise config_error(
@@ -74,7 +71,7 @@ def prepare_trial(
     config = build.resolve_config(config)
     # A killed command may have left the files of another trial.
     is_new = trial is None or not trial.folder.config.exists()
-    trial = trial or ledger.add(trial_overrides, subdir)
+    trial = trial or ledger.add(identity, subdir)
     folder = trial.folder
     if not is_new:
         saved_config = config_file.load(folder.config)
@@ -121,7 +118,7 @@ def check_study(
     """
     if not ledger.trials:
         return
-    if changes := {*trial_of(ledger.command)} ^ {*trial_of(redact(overrides))}:
+    if changes := {*trial_overrides(ledger.command)} ^ {*trial_overrides(redact(overrides))}:
         raise config_error(
             "changed",
             display_path(ledger.path),
@@ -155,7 +152,7 @@ def run_sweep(
     )
     view = views.View(table_of, total, is_silent=config.silent)
     task = "train" if config.sweep.test == "all" else "train-without-test"
-    ledger.stop_flag.clear_stop()  # A killed sweep may have left the flag.
+    ledger.folder.clear_stop()  # A killed sweep may have left the flag.
     ledger.write()
 
     def print_unless_silent(line: str) -> None:
@@ -164,7 +161,7 @@ def run_sweep(
 
     print_unless_silent(_first_line(ledger, num_done, total, num_parallel))
     try:
-        code = Course(ledger, source, pool, view, num_parallel, task).run()
+        code = SweepLoop(ledger, source, pool, view, num_parallel, task).run()
     finally:
         write(ledger, table_of({}))
     print_unless_silent(source.note)
@@ -177,13 +174,13 @@ def run_sweep(
         group = " of the best setting" if config.sweep.test == "best" else ""
         print_unless_silent(f"Testing {plural(len(tests), 'trial')}{group} ...")
         view = views.View(table_of, total, is_silent=True)
-        code = Course(ledger, Grid(tests), pool, view, num_parallel, "test").run() or code
+        code = SweepLoop(ledger, Grid(tests), pool, view, num_parallel, "test").run() or code
     sweep_table = table_of({})
     write(ledger, sweep_table)
     fold_lines = out_of_fold.join(ledger, sweep_table)
     if not config.silent:
         views.show_table(sweep_table, ledger.path)
-    answer({"path": str(ledger.path), **table_facts(ledger, sweep_table)})
+    print_result({"path": str(ledger.path), **table_facts(ledger, sweep_table)})
     print_unless_silent("\n".join(fold_lines))
     if is_submitted and pool.trials:
         print_unless_silent(job_pool.remaining_text(ledger, len(pool.trials), arguments))
@@ -306,5 +303,5 @@ def open_ledger(path: Path, name: str | None, command: Sequence[str]) -> Iterato
         except BlockingIOError as error:
             raise runner.busy_error(folder, "run") from error
         # Files of trials are kept, because other processes may train them.
-        ledger.stop_flag.remove_leftovers(is_deep=False)
+        ledger.folder.remove_leftovers(is_deep=False)
         yield ledger

@@ -33,15 +33,15 @@ class Grid:
         trials, self._left = self._left, []
         return trials
 
-    def is_poor(self, trial: Trial) -> bool:
+    def should_prune(self, trial: Trial) -> bool:
         return False
 
     def record_result(self, trial: Trial, state: str) -> None:
-        """Use the result of a trial, which ended in this state."""
+        """Do nothing, because a grid does not depend on results."""
 
 
 @dataclass
-class Course:
+class SweepLoop:
     """One pass over the trials of a ledger. It updates sweep.json as it proceeds."""
 
     ledger: Ledger
@@ -64,7 +64,7 @@ class Course:
                 self.pool.leave()
                 raise
             finally:
-                self.pool.kill()  # Trials still run only after a second Ctrl-C or an error.
+                self.pool.kill()  # Trials run here only after a second Ctrl-C or an error.
 
     def _run(self, signal_numbers: Sequence[int]) -> int:
         queue, states, stop_reason = [], [], ""
@@ -75,7 +75,7 @@ class Course:
             if signal_numbers.count(signal.SIGINT) > 1 or LEAVE in signal_numbers:
                 return EXIT_INTERRUPTED
             if not stop_reason:
-                stop_reason = self.ledger.stop_flag.stop_request()
+                stop_reason = self.ledger.folder.stop_request()
                 if signal_numbers:
                     stop_reason = f"signal {signal.Signals(signal_numbers[0]).name}"
                 if stop_reason:
@@ -89,10 +89,10 @@ class Course:
             if not running and (stop_reason or not queue):
                 break
             for trial in running:
-                if not stop_reason and self.source.is_poor(trial):
+                if not stop_reason and self.source.should_prune(trial):
                     trial.folder.request_stop(PRUNED)
             self.pool.await_end(LOOK_EVERY_S)
-        self.ledger.stop_flag.clear_stop()
+        self.ledger.folder.clear_stop()
         if "failed" in states:
             return EXIT_FAILED
         return EXIT_STOPPED if stop_reason or "stopped" in states else 0

@@ -55,8 +55,8 @@ def num_parallel(
 ) -> int:
     """Return the number of trials that may run in parallel.
 
-    It is at most the number of GPUs, or that of cores for their workers. Raises ConfigError if
-    launcher.parallel is larger.
+    `auto` is limited by the GPUs, or by the cores divided by the workers of a trial. Raises
+    ConfigError if launcher.parallel is larger.
     """
     uses_gpus = any(_uses_gpus(config, machine) for config in configs)
     num_devices = len(machine.gpus) if uses_gpus else len(machine.cores)

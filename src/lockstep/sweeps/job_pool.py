@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.cluster import jobs, submission
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.cluster.waiting import LOOK_EVERY_S
 from lockstep.config.schema.configuration import Config
 from lockstep.runs.folder import ENDED_STATES, EXIT_FAILED, EXIT_STOPPED, RunFolder
@@ -49,12 +49,12 @@ class JobPool:
         self.trials.append(trial)
         return True
 
-    def _submit(self, trial: Trial, task: str) -> Record:
+    def _submit(self, trial: Trial, task: str) -> JobRecord:
         config = self.configs[trial.number]
         (record,) = submission.submit_all(
             [(trial.folder, config)],
             submission.Work(config.run_name, task),
-            base=self.ledger.stop_flag,
+            base=self.ledger.folder,
             old_code=self._code,
         )
         self._code = Path(record.code)
@@ -63,7 +63,7 @@ class JobPool:
     def collect_ended(self) -> list[tuple[Trial, int]]:
         """Return the trials whose jobs have ended, with exit codes.
 
-        The list is empty if the last look was less than some seconds ago.
+        The list is empty if the last look was less than `LOOK_EVERY_S` ago.
         """
         if not self.trials or time.monotonic() < self._next_look:
             return []
@@ -128,7 +128,7 @@ def _end(folder: RunFolder, job: jobs.Job | None) -> int:
     code = EXIT_STOPPED if job.state == "cancelled" else job.end_code
     if job.facts["state"] not in ENDED_STATES:
         reason = f"job {job.id} ended without a report of its run: {job.state}"
-        with contextlib.suppress(OSError):  # The folder of the trial is gone or read-only.
+        with contextlib.suppress(OSError):  # The folder may be gone or read-only.
             if code != EXIT_STOPPED:
                 folder.record_failure(f"{reason}\n")
             folder.update_status(

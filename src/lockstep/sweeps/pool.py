@@ -70,7 +70,7 @@ class Pool:
             if code is not None:
                 self.running.remove(active)
                 self.devices.give_back(active.slot)
-                # The folder of the trial is gone or read-only.
+                # The folder of the trial may be gone or read-only.
                 with contextlib.suppress(OSError, ValueError):
                     _record_end(active.trial.folder, code)
                 ended.append((active.trial, code))

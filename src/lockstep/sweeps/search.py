@@ -37,7 +37,7 @@ from lockstep.trials.results import Objective
 
 NUMBER = "trial"  # This attribute of an Optuna trial is its number in the ledger.
 MAX_REPEATS = 20  # This many draws of known points in a row end the search.
-Point = frozenset[tuple[str, Any]]  # a point of the search space
+Point = frozenset[tuple[str, Any]]
 
 
 def distributions(space: Space) -> dict[str, BaseDistribution]:
@@ -84,13 +84,13 @@ def study_in(
             "damaged",
             display_path(file),
             "cannot be read",
-            "remove it, and the same command adds the trials there are to a new one",
+            "remove it, and repeat the command, which makes it again from the trials",
         ) from error
     if study.directions != [direction]:
         raise config_error(
             "changed",
             display_path(ledger.path),
-            "optimizes something else",
+            "optimizes in the other direction",
             "choose another sweep.name",
         )
     points = trials_by_point(ledger, space)
@@ -153,7 +153,7 @@ class DrawnPoint:
     # not finish the trial.
     end_state: str
     waiting: list[optuna.Trial] = field(default_factory=list)
-    is_poor: bool = False
+    is_pruned: bool = False
 
     @classmethod
     def from_trial(cls, trial: Trial) -> "DrawnPoint":
@@ -218,7 +218,7 @@ class Draws(Grid):
     def propose(self, num_free: int) -> Sequence[Trial]:
         """Return interrupted trials first, then those of new draws.
 
-        Trials for which nothing is free wait here.
+        Further trials wait in this object.
         """
         num_repeats = 0
         while (
@@ -260,7 +260,7 @@ class Draws(Grid):
         self._points_by_trial[drawn_point.trial.number] = drawn_point
         return [drawn_point.trial] if is_new and not drawn_point.end_state else []
 
-    def is_poor(self, trial: Trial) -> bool:
+    def should_prune(self, trial: Trial) -> bool:
         """Report the value of each epoch to Optuna, and return True if it prunes the trial."""
         drawn_point = self._points_by_trial[trial.number]
         metric, first_draw = self._objective.name, drawn_point.waiting[0]
@@ -271,8 +271,10 @@ class Draws(Grid):
         new_steps = [step for step in values if step not in reported_values]
         for step in new_steps:  # Steps are counted from 0.
             first_draw.report(values[step], step)
-        drawn_point.is_poor = drawn_point.is_poor or (bool(new_steps) and first_draw.should_prune())
-        return drawn_point.is_poor
+        drawn_point.is_pruned = drawn_point.is_pruned or (
+            bool(new_steps) and first_draw.should_prune()
+        )
+        return drawn_point.is_pruned
 
     def record_result(self, trial: Trial, state: str) -> None:
         """Report the result of a trial to Optuna."""

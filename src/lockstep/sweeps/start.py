@@ -25,7 +25,7 @@ from lockstep.sweeps.course import Grid
 from lockstep.system import processes
 from lockstep.system.launcher import start_once
 from lockstep.system.redaction import redact
-from lockstep.trials.ledger import DONE, Trial, command_of, find, need_own
+from lockstep.trials.ledger import DONE, Trial, find, need_own, sweep_overrides
 
 
 def sweep(
@@ -53,7 +53,7 @@ def sweep(
         return 0
     if is_new:
         path = naming.create_path(Path("outputs"), config.sweep.name or "sweep", datetime.now())
-    with command.open_ledger(path, config.sweep.name, command_of(typed_overrides)) as ledger:
+    with command.open_ledger(path, config.sweep.name, sweep_overrides(typed_overrides)) as ledger:
         if config.cluster.name == "local":
             ledger.write()  # The same command then finds the sweep.
         else:
@@ -78,7 +78,7 @@ def check_inputs(configs: Sequence[Config]) -> None:
         raise config_error(
             "conflict",
             "sweep.test=best",
-            "selects by the validation, which data.validate_on_test=true does on the test",
+            "would select a trial by the test images (data.validate_on_test=true)",
             "set sweep.test=all",
         )
     if configs[0].cluster.name == "none":  # Otherwise the data may exist only on the nodes.
@@ -116,7 +116,7 @@ def _folder(job: Job, typed_overrides: Sequence[str], *, is_trusted: bool) -> tu
     created.
     """
     sweep_name, outputs = job.config.sweep.name, Path("outputs")
-    resumed_path = find(outputs, sweep_name, redact(command_of(typed_overrides)))
+    resumed_path = find(outputs, sweep_name, redact(sweep_overrides(typed_overrides)))
     default_path = resumed_path or naming.free_path(outputs, sweep_name or "sweep", datetime.now())
     requested_path = None if job.folder is None else job.root
     path = Path(requested_path or default_path)

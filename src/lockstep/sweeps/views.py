@@ -42,7 +42,7 @@ class View:
             if trial.number < self._total
             else str(trial.number)
         )
-        verb = "is" if trial.device.startswith("job ") else "starts on"
+        verb = "runs as" if trial.device.startswith("job ") else "starts on"
         self._print_line(
             f"Trial {trial.number} ({position}) {verb} {trial.device}: {self._describe(trial)}"
         )
@@ -91,7 +91,7 @@ def show_table(sweep_table: Table, folder: Path, *, has_files: bool = True) -> N
         columns, lines = list(settings[0]), [list(line.values()) for line in settings[:MAX_ROWS]]
         right_columns = columns[columns.index("n") + 1 :]
         _print(
-            new_table(_heads(columns, sweep_table), lines, out, right=right_columns),
+            new_table(_header(columns, sweep_table), lines, out, right=right_columns),
             len(settings),
             out,
         )
@@ -134,10 +134,10 @@ def _trials(sweep_table: Table, out: Console) -> RichTable:
         cells["time"] = formatting.time(line["training_s"])
         rows.append([cells[column] for column in columns])
     right_columns = ("trial", objective, *tests, "epoch", "time")
-    return new_table(_heads(columns, sweep_table), rows, out, right=right_columns)
+    return new_table(_header(columns, sweep_table), rows, out, right=right_columns)
 
 
-def _heads(columns: Sequence[str], sweep_table: Table) -> Sequence[str]:
+def _header(columns: Sequence[str], sweep_table: Table) -> Sequence[str]:
     """Return the names of columns.
 
     Settings are named without their sections if no two names become equal.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from lockstep.system import json_output, output, signals
-from lockstep.system.processes import ServerDied, close_files
+from lockstep.system.processes import ServerDied, restrict_umask
 
 
 def leave(command: Callable[[], int]) -> NoReturn:
@@ -18,7 +18,7 @@ def leave(command: Callable[[], int]) -> NoReturn:
     """
     output.outlive()
     json_output.reserve()
-    close_files()
+    restrict_umask()
     code = 1
     try:
         try:

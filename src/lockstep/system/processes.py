@@ -59,7 +59,7 @@ class ServerDied(RuntimeError):
     """
 
 
-def close_files() -> int:
+def restrict_umask() -> int:
     """Let only this user write the files that this process creates, as under umask 022.
 
     Returns the previous umask.
@@ -70,10 +70,10 @@ def close_files() -> int:
 
 
 @contextlib.contextmanager
-def close_files_after() -> Iterator[None]:
-    """Apply `close_files` in the block, for a process of the user, such as a notebook."""
+def restricted_umask() -> Iterator[None]:
+    """Apply `restrict_umask` in the block, for a process of the user, such as a notebook."""
     with _umask:
-        umask = close_files()
+        umask = restrict_umask()
         try:
             yield
         finally:

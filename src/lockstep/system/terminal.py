@@ -137,7 +137,7 @@ def show_table(title: str, rows: Iterable[tuple[str, str | Text]]) -> None:
 
 
 def new_table(
-    heads: Sequence[str],
+    header: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
     out: Console,
     *,
@@ -151,7 +151,7 @@ def new_table(
     """
     lines = [
         [cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line]
-        for line in (heads, *rows)
+        for line in (header, *rows)
     ]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     remaining_width = out.width

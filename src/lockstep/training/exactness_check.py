@@ -164,7 +164,9 @@ class Trace(Callback):
         if values.dim() and len(values) == self._sizes[shard]:
             recorded = self._values[shard]
             number = sum(other_name.partition(", call ")[0] == name for other_name in recorded)
-            recorded[f"{name}, call {number + 1}" if number else name] = rows(values.detach())
+            recorded[f"{name}, call {number + 1}" if number else name] = row_fingerprints(
+                values.detach()
+            )
 
     @override
     def on_train_batch_start(
@@ -190,7 +192,9 @@ class Trace(Callback):
         self._is_step = True
         for name, parameter in reversed(list(pl_module.named_parameters())):
             if parameter.grad is not None:
-                self._sums[f"{GRADIENT}{name}"] = rows(parameter.grad.flatten()[None])[0]
+                self._sums[f"{GRADIENT}{name}"] = row_fingerprints(parameter.grad.flatten()[None])[
+                    0
+                ]
 
     @override
     def on_train_batch_end(
@@ -203,7 +207,7 @@ class Trace(Callback):
     ) -> None:
         for name, value in pl_module.state_dict().items() if self._is_step else ():
             if value.is_floating_point():
-                self._sums[f"{name} after the step"] = rows(value.flatten()[None])[0]
+                self._sums[f"{name} after the step"] = row_fingerprints(value.flatten()[None])[0]
         values = {
             name: torch.cat([of[name] for of in self._values if name in of])
             for name in max(self._values, key=len)
@@ -249,7 +253,7 @@ def _shard_modules(module: LightningModule) -> Sequence[LightningModule]:
     return [module] if virtual is None else virtual.modules
 
 
-def rows(values: Tensor) -> Tensor:
+def row_fingerprints(values: Tensor) -> Tensor:
     """Return a projection and the norm of each row of `values` (B, ...), as float64 (B, 2).
 
     The projection is that on a fixed vector.

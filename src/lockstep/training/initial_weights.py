@@ -16,7 +16,7 @@ from lockstep.models.weight_files import State, describe, fit_weights, without_p
 from lockstep.runs.naming import display_path
 from lockstep.system.terminal import print_line, terminal
 
-OF_A_PROGRAM = (
+NOT_A_RUN = (
     "is not a checkpoint of a run",
     "for weights use model.pretrained=FILE, model=torchvision or timm",
 )
@@ -38,7 +38,7 @@ def load(session: Session, module: LightningModule, images: ImageFormat) -> None
     origin = attach_ends(net, len(images.class_names))
     tensors = without_prefix(prefix, state)
     if not tensors:
-        raise config_error("damaged", setting, *OF_A_PROGRAM)
+        raise config_error("damaged", setting, *NOT_A_RUN)
     if not is_same:
         tensors = {
             name: value
@@ -69,7 +69,9 @@ def load(session: Session, module: LightningModule, images: ImageFormat) -> None
         descriptions = describe(module_state, weights, state)
         if not (is_same or origin.head):
             num_classes = len(images.class_names)
-            descriptions.append(f"no layer has {num_classes} outputs, so all of it is taken")
+            descriptions.append(
+                f"all weights are loaded, because no layer has {num_classes} outputs"
+            )
         if len(descriptions) > 1:
             print_line(terminal(), f"{setting}: {'; '.join(descriptions)}")
 
@@ -87,7 +89,7 @@ def _read(session: Session, setting: str) -> Checkpoint:
             return checkpoint
     except (TypeError, UnpicklingError):
         pass
-    raise config_error("damaged", setting, *OF_A_PROGRAM)
+    raise config_error("damaged", setting, *NOT_A_RUN)
 
 
 def _normalize(module: Classifier, state: State) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ from lockstep.system.redaction import redact
 PROFILERS = {"simple": SimpleProfiler, "advanced": AdvancedProfiler, "pytorch": PyTorchProfiler}
 
 
-def built_callbacks(config: Config) -> list[Callback]:
+def build_callbacks(config: Config) -> list[Callback]:
     """Build the callbacks of the configuration.
 
     Raises ConfigError for a subclass of a callback that does not work here.
@@ -51,7 +51,7 @@ def built_callbacks(config: Config) -> list[Callback]:
     return callbacks
 
 
-def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
+def set_checkpoint_folders(callbacks: list[Callback], folder: RunFolder) -> ModelCheckpoint | None:
     """Set the folder of every ModelCheckpoint that has none, and return the first one."""
     checkpoints = [callback for callback in callbacks if isinstance(callback, ModelCheckpoint)]
     for callback in checkpoints:
@@ -60,7 +60,7 @@ def prepared_checkpoint(callbacks: list[Callback], folder: RunFolder) -> ModelCh
     return checkpoints[0] if checkpoints else None
 
 
-def built_loggers(session: Session, purge_step: int) -> list[Logger]:
+def build_loggers(session: Session, purge_step: int) -> list[Logger]:
     """Build the loggers of the configuration, which write into the run folder.
 
     Every rank must call it. Loggers that append to files of earlier sessions drop entries from
@@ -76,7 +76,7 @@ def built_loggers(session: Session, purge_step: int) -> list[Logger]:
     )
 
 
-def built_profiler(config: Config, folder: RunFolder) -> Profiler | None:
+def build_profiler(config: Config, folder: RunFolder) -> Profiler | None:
     """Build Lightning's profiler of the configuration, which writes into the run folder."""
     profiler_name = config.trainer.profiler
     return profiler_name and PROFILERS[profiler_name](dirpath=folder.path, filename="profile")
@@ -114,7 +114,7 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
             logger.log_hyperparams(redact(to_tree(session.config)))
     except Exception as error:  # This is the border to a service, which can raise any error.
         raise config_error("failed", f"logger.{name}", "cannot start", one_line(error)) from error
-    guard = _Outliving(f"logger.{name}")
+    guard = _ErrorTolerantCall(f"logger.{name}")
     logger.log_metrics, logger.finalize = guard(logger.log_metrics), guard(logger.finalize)
     if isinstance(logger, WandbLogger):
         import wandb
@@ -124,7 +124,7 @@ def _service_logger(session: Session, name: str, section: Open) -> Logger:
     return logger
 
 
-class _Outliving:
+class _ErrorTolerantCall:
     """Reports the first error of a service, and continues.
 
     A SIGTERM to all processes of a job first ends the one that sends metrics.

@@ -24,7 +24,7 @@ from lockstep.runs.naming import display_path, metric_name, quote_path, short_pa
 from lockstep.system.terminal import duration, measure, show_table
 from lockstep.system.text import describe_similar, join_names, plural
 
-ON_TEST = "the test images, as a curve: no model is chosen by it, and best.ckpt is the last epoch"
+ON_TEST = "the test images, for curves only; best.ckpt is the last epoch"
 
 
 def facts(session: Session, data: ImageData) -> JsonObject:
@@ -128,7 +128,7 @@ def show_header(
     rows["similar"] = describe_similar(data.class_names, groups)
     for split in ("val", "test"):
         if class_names := data.splits.absent_classes(split):
-            rows[f"no {split}"] = f"image of {join_names(class_names)}"
+            rows[f"missing in {split}"] = join_names(class_names)
     rows["network"] = plural(_num_parameters(module), "parameter")
     rows["workers"] = f"{count} x {device}" if count > 1 else device
     if config.trainer.worker_weights is not None:

@@ -64,10 +64,10 @@ def train(
         if session.rank == 0:
             folder.note(environment=provenance.describe())
             show_header(session, data, module, is_resumed=resumed_from.path is not None)
-        callbacks = observers.built_callbacks(config)
-        checkpoint = observers.prepared_checkpoint(callbacks, folder)
+        callbacks = observers.build_callbacks(config)
+        checkpoint = observers.set_checkpoint_folders(callbacks, folder)
         monitor = checkpoint and checkpoint.monitor
-        profiler = observers.built_profiler(config, folder)
+        profiler = observers.build_profiler(config, folder)
         timer = next((callback for callback in callbacks if isinstance(callback, Timer)), None)
         record = Record(
             folder,
@@ -89,7 +89,7 @@ def train(
             session,
             module,
             callbacks=[*first_callbacks, record, Relocation(), *console, *callbacks, stop],
-            logger=observers.built_loggers(
+            logger=observers.build_loggers(
                 session, observers.next_step(resumed_from.path, is_own=config.has_custom_module)
             ),
             profiler=profiler,
@@ -181,14 +181,14 @@ def test(folder: RunFolder, world: World | None, flag: SignalFlag) -> int:
         module, first_callbacks = run_parts.build_module(session, run_parts.image_format(data))
         callbacks = [
             callback
-            for callback in observers.built_callbacks(config)
+            for callback in observers.build_callbacks(config)
             if not isinstance(callback, ModelCheckpoint)
         ]
         trainer = run_parts.lightning_trainer(
             session,
             module,
             callbacks=[*first_callbacks, *callbacks],
-            logger=observers.built_loggers(session, steps + 1),
+            logger=observers.build_loggers(session, steps + 1),
             enable_checkpointing=False,
         )
         internals.set_global_step(trainer, steps)

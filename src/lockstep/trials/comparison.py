@@ -58,7 +58,7 @@ def compare_sweeps(arguments: Sequence[str], *, is_json: bool) -> int:
     """
     all_sides = [side for argument in arguments for side in _sides(argument)]
     sides = [side for side in all_sides if len(side.trials) > 1]
-    # These are all pairs, because the same numbers chose the first setting.
+    # All pairs count, because the same results selected the first setting.
     num_tests = math.comb(len(sides), 2)
     rows: list[tuple[str, int, Difference]] = []
     for metric in sides[0].results if sides else ():
@@ -132,7 +132,7 @@ def _sides(argument: str) -> list[Side]:
     of_test = objective.name.replace("val/", "test/")
     is_max = {objective.name: objective.is_max, of_test: objective.is_max, "test/loss": False}
     sides, side_names = [], []
-    for settings, all_rows in sweep_table.repeated:
+    for settings, all_rows in sweep_table.rows_by_setting:
         setting_texts = [f"{key}={text(value)}" for key, value in settings.items()]
         side_names.append(f"{path}:{','.join(setting_texts)}".removesuffix(":"))
         rows = [row for row in all_rows if row.state == "finished"]

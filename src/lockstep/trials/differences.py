@@ -14,7 +14,7 @@ from scipy import stats
 from lockstep.system.terminal import measure
 
 UNLIKELY = 0.05
-ROUNDING = 1e-9  # Relative to a difference, values that deviate less do not vary.
+ROUNDING = 1e-9  # Values that deviate less than this fraction of the difference are constant.
 FRACTIONS = ("accuracy", "average_precision", "f1")  # These metrics in conf/ are between 0 and 1.
 
 
@@ -52,7 +52,8 @@ def bounded(estimate: Found, metric: str, values: Iterable[float]) -> Found:
     """Clip the interval to possible values.
 
     They are 0 to 1 for a fraction, and -1 to 1 for a difference of two fractions. Other intervals
-    are unchanged. The interval contains the true value as often as before. `values` are the
+    are unchanged. Clipping does not change how often an interval contains the
+    true value. `values` are the
     results, because those of a custom metric may be in percent.
     """
     is_fraction = metric.rpartition("/")[2] in FRACTIONS and all(

@@ -128,7 +128,7 @@ class Ledger:
         write_json(self.path / SWEEP, record)
 
     @property
-    def stop_flag(self) -> RunFolder:
+    def folder(self) -> RunFolder:
         """The folder of the sweep, which contains a stop flag like that of a run."""
         return RunFolder(self.path)
 
@@ -163,7 +163,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
     A trusted sweep becomes a sweep of this user.
     """
     try:
-        permissions.need_own(folder, naming.ADOPT, is_trusted=is_trusted)
+        permissions.need_own(folder, naming.ADOPT_HINT, is_trusted=is_trusted)
         run_folders = [
             trial.folder
             for trial in Ledger.open(folder.path).trials
@@ -172,7 +172,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
         for run_folder in (folder, *run_folders):
             if is_trusted:
                 run_folder.claim()
-            permissions.need_made_here(run_folder, naming.ADOPT)
+            permissions.need_made_here(run_folder, naming.ADOPT_HINT)
     except PermissionError as error:
         raise ConfigError(file_error(error)) from error
     except (OSError, ValueError) as error:
@@ -184,7 +184,7 @@ def need_own(folder: RunFolder, *, is_trusted: bool = False) -> None:
         ) from error
 
 
-def command_of(overrides: Sequence[str]) -> list[str]:
+def sweep_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that identify a sweep.
 
     How, where and how long it runs may change.
@@ -196,7 +196,7 @@ def command_of(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def trial_of(overrides: Sequence[str]) -> list[str]:
+def trial_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that identify a trial."""
     return [
         override for override in _last(overrides) if group_of(override) not in (*FREE, "search")

@@ -23,8 +23,8 @@ def members(name: str, *, is_flipped: bool) -> tuple[list[RunFolder], str]:
         average = "Average of each image and its mirror image" if is_flipped else ""
         return [naming.find(name)], average
     table = present_table(Ledger.open(sweep))
-    settings, rows = table.repeated[0]
-    if table.objective.is_last and len(table.repeated) > 1:
+    settings, rows = table.rows_by_setting[0]
+    if table.objective.is_last and len(table.rows_by_setting) > 1:
         raise ValueError(
             f"{name} has no best setting, because data.validate_on_test=true selects none: "
             f"give one of its trials, such as {name}/{rows[0].trial.number}."

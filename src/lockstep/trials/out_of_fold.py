@@ -50,14 +50,13 @@ def refresh(folder: RunFolder, *, is_silent: bool) -> None:
         lines = join(ledger, present_table(ledger))
     except (OSError, ValueError) as error:  # A finished run must not fail.
         lines = [
-            f"The out-of-fold predictions of {display_path(sweep.path)} are those of before: "
-            f"{error}"
+            f"{display_path(sweep.path)}: the out-of-fold predictions were not updated: {error}"
         ]
     if not is_silent:
         print(*lines, sep="\n", flush=True)
 
 
-def of_best(sweep: Path) -> list[RunFolder]:
+def folds_of_best_setting(sweep: Path) -> list[RunFolder]:
     """Return the folds of the best setting of a sweep.
 
     Raises ValueError if there is none, or one is not tested.

@@ -136,12 +136,12 @@ class Table:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """The settings that have a finished trial, in the order of `repeated`."""
+        """The settings that have a finished trial, in the order of `rows_by_setting`."""
         # This imports scipy.stats, which takes 0.4 s.
         from lockstep.trials.differences import bounded, spread
 
         groups, are_folds = [], self.over == FOLD
-        for settings, all_rows in self.repeated:
+        for settings, all_rows in self.rows_by_setting:
             rows = [row for row in all_rows if row.result is not None]
             if not rows:
                 continue
@@ -164,7 +164,7 @@ class Table:
         return groups
 
     @cached_property
-    def repeated(self) -> list[Setting]:
+    def rows_by_setting(self) -> list[Setting]:
         """The trials that differ only in seed and fold, by their other settings.
 
         Settings whose trials are all finished come first, then the one with the best mean. Of equal
@@ -273,7 +273,7 @@ def table(
     if not sweep_table.is_repeated:
         return sweep_table
     rows = []
-    for _, members in sweep_table.repeated:
+    for _, members in sweep_table.rows_by_setting:
         rows += sorted(members, key=lambda row: row.trial.number)
     return replace(sweep_table, rows=tuple(rows))
 

@@ -22,7 +22,7 @@ from lockstep.config.saved import config_file
 from lockstep.config.schema.configuration import Config
 from lockstep.launch import parent
 from lockstep.launch.worker import Job
-from lockstep.runs.files import JsonObject, answer
+from lockstep.runs.files import JsonObject, print_result
 from lockstep.runs.folder import EXIT_CONFIG, EXIT_FAILED, RunFolder
 from lockstep.system import hardware, json_output
 from lockstep.system.launcher import World
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 # Optimizer steps of an epoch, epochs, and batches of an evaluation.
 NUM_STEPS, NUM_EPOCHS, NUM_EVALUATED = 3, 2, 2
-CUT_AFTER = 2  # in the middle of an epoch
+STOP_AFTER = 2  # in the middle of an epoch
 LOG = "terminal.log"
-Causes = dict[str, str]  # reasons of failures, by variant
 KINDS = ("weights", "statistics", "metrics")
 
 
@@ -73,7 +72,7 @@ VARIANTS = {
     "2 workers": (Part((1, 1)),),
     "3 workers, shards 3:1:2": (Part((3, 1, 2)),),
     "2 workers, one empty shard": (Part((1, 0)),),
-    f"2 workers to step {CUT_AFTER}, then 3": (Part((2, 1), CUT_AFTER), Part((1, 1, 1))),
+    f"2 workers to step {STOP_AFTER}, then 3": (Part((2, 1), STOP_AFTER), Part((1, 1, 1))),
     OF_ONE_THREAD: (Part((1,), num_threads=1),),  # The others have their part of the cores.
 }
 MAX_WORKERS = max(len(part.worker_weights) for parts in VARIANTS.values() for part in parts)
@@ -158,7 +157,7 @@ def _verify_variants(path: Path, config: Config, signals: SignalList) -> int:
         f"{plural(config.global_batch_size, 'sample')} in {precision}{shards}, on "
         f"{devices}: with 1 worker, and in {len(variants) - 1} other ways ...",
     )
-    failures: Causes = {}
+    failures: dict[str, str] = {}
     for variant, folder in folders.items():
         code = _train(folder, config, VARIANTS[variant], signals, uses_gpus=uses_gpus)
         if code not in (0, EXIT_FAILED, EXIT_CONFIG):
@@ -182,7 +181,7 @@ def _train(
     uses_gpus: bool,
 ) -> int:
     folder.checkpoints.mkdir(parents=True)
-    checkpoints.keep_initial(folder, checkpoints.initial_checkpoint(config.init_from))
+    checkpoints.copy_initial_checkpoint(folder, checkpoints.initial_checkpoint(config.init_from))
     for number, part in enumerate(parts):
         tree, num_workers = config_file.to_tree(config), len(part.worker_weights)
         worker_weights = list(part.worker_weights) if num_workers > 1 else None
@@ -200,7 +199,7 @@ def _train(
     return 0
 
 
-def _report(folders: dict[str, RunFolder], failures: Causes, *, is_by_bits: bool) -> int:
+def _report(folders: dict[str, RunFolder], failures: dict[str, str], *, is_by_bits: bool) -> int:
     from lockstep.verify.comparison import LIMIT, compare
 
     out = terminal()
@@ -217,7 +216,7 @@ def _report(folders: dict[str, RunFolder], failures: Causes, *, is_by_bits: bool
     messages = explanations(comparisons, failures, is_by_bits=is_by_bits)
     for message in messages:
         print_line(out, message)
-    answer(
+    print_result(
         {
             "is_exact": not messages,
             "limit": 0.0 if is_by_bits else LIMIT,
@@ -251,13 +250,13 @@ def _facts(variant: str, result: "Compared | None") -> JsonObject:
 
 
 def explanations(
-    comparisons: "dict[str, Compared]", failures: Causes, *, is_by_bits: bool
+    comparisons: "dict[str, Compared]", failures: dict[str, str], *, is_by_bits: bool
 ) -> list[str]:
     """Return the errors of failed variants, and the first part that differs of the others.
 
     Each reason is there once.
     """
-    reasons: Causes = {}
+    reasons: dict[str, str] = {}
     for variant, problem in failures.items():
         reasons.setdefault(problem, f"{variant}: {problem}")
     for variant, result in comparisons.items():
@@ -275,8 +274,8 @@ def explanations(
         reason = "rounding grows there"
         if worst is result.metrics:
             reason = (
-                "no step of the training differs, "
-                "its states must be sums over samples (dist_reduce_fx='sum')"
+                "the training is the same, so "
+                "make the states of the metric sums over samples (dist_reduce_fx='sum')"
             )
         problem = f"{worst.name} differs by {_size_text(worst.size)}: {reason}"
         reasons.setdefault(worst.name, f"{variant}: {problem}")

@@ -67,7 +67,9 @@ class First(NamedTuple):
                 "something is summed over a shard alone"
             )
         if self.sample is None:
-            return "gradients are the same: something else changes it, or has a state of its worker"
+            return (
+                "gradients are the same: another operation changes it, or keeps a state per worker"
+            )
         hint = "use nn.BatchNorm2d and nn.Dropout, which are made exact"
         return f"its output for a sample depends on other samples: {hint}"
 

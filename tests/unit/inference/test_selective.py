@@ -18,7 +18,9 @@ from lockstep.runs.folder import RunFolder
 from tests.support.composed import config_of
 
 NUM_DRAWS = 2000
-MAX_BROKEN = selective.DOUBT + 3 * math.sqrt(selective.DOUBT * (1 - selective.DOUBT) / NUM_DRAWS)
+MAX_BROKEN = selective.SIGNIFICANCE + 3 * math.sqrt(
+    selective.SIGNIFICANCE * (1 - selective.SIGNIFICANCE) / NUM_DRAWS
+)
 # error rates of images in the order of their confidence, the most confident first; few levels are
 # many ties
 LEVELS = np.linspace(0, 1, 100_000)

@@ -125,7 +125,8 @@ def test_other_classes_and_channels(tmp_path: Path) -> None:
         "adapted to the channels: conv.weight",
     )
     assert (
-        load(tmp_path / "weights.pth", net) == f"7 of 9 tensors taken; {new}; {adapted}; from model"
+        load(tmp_path / "weights.pth", net)
+        == f"7 of 9 tensors loaded; {new}; {adapted}; from model"
     )
     found = net.state_dict()
     torch.testing.assert_close(found["conv.weight"], state["conv.weight"].sum(1, keepdim=True))

@@ -102,7 +102,7 @@ def test_keep_rows_damaged(tmp_path: Path, what: str) -> None:
     path, (content, num_rows) = tmp_path / "metrics.csv", DAMAGES[what]
     (tmp_path / "metrics.csv.damaged").write_text("an earlier one")
     path.write_bytes(content)
-    assert f"{num_rows} readable rows" in files.keep_rows(path, 2)
+    assert f"{num_rows} readable rows" in files.truncate_rows(path, 2)
     assert (tmp_path / "metrics.csv.damaged-2").read_bytes() == content
     assert (tmp_path / "metrics.csv.damaged").read_text() == "an earlier one"
     files.append_row(path, {"epoch": 3, "step": 60, "val/loss": 0.125})
@@ -130,14 +130,18 @@ def test_csv_formulas_escaped(text: str, separator: str) -> None:
     for line in re.split(r"[\r\n]", written):
         cells = next(csv.reader([line], delimiter=separator), [])
         assert not [cell for cell in cells if re.match(r'"*[=+@-]', cell)]
-    assert files.uncell(files.FORMULA.sub("'", text)) == text
+    assert files.strip_formula_mark(files.FORMULA.sub("'", text)) == text
 
 
 def test_csv_numbers_and_round_trip() -> None:
     for text in ("-5", "-0.25", "-1e-05", "-inf;-2", "nan", "a;b", "it's", ""):
         assert files.csv_text([[text, text]]) == f"{text},{text}\n"
     for text in ("'=1", "''-x", "a;'=1", "'-5", "x;\t=1", '"=', "=\n="):
-        assert files.uncell(files.FORMULA.sub("'", text)) == text != files.FORMULA.sub("'", text)
+        assert (
+            files.strip_formula_mark(files.FORMULA.sub("'", text))
+            == text
+            != files.FORMULA.sub("'", text)
+        )
 
 
 @pytest.mark.parametrize("make", [os.symlink, os.link])
@@ -164,4 +168,4 @@ def test_linked_folder_refused(tmp_path: Path) -> None:
 def test_keep_rows_partial_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.write_text(f"{HEADER}1,20,0.2")
-    assert files.keep_rows(path, 1) == ""
+    assert files.truncate_rows(path, 1) == ""

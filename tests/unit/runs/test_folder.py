@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lockstep.runs import files, heartbeat, naming
 from lockstep.runs.files import atomic_file, write_atomically
-from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, SILENT_S, RunFolder
+from lockstep.runs.folder import ENDED_STATES, LIVE_STATES, STATUS_TIMEOUT_S, RunFolder
 from lockstep.runs.naming import create_path, find, link_latest, short_path
 
 NOW = datetime(2026, 11, 20, 19, 5, 7)
@@ -176,7 +176,7 @@ def test_status_ended_between_reads(folder: RunFolder, monkeypatch: pytest.Monke
     assert folder.read_status()["state"] == "finished"
 
 
-@pytest.mark.parametrize("skew_s", [-2 * SILENT_S, 2 * SILENT_S])
+@pytest.mark.parametrize("skew_s", [-2 * STATUS_TIMEOUT_S, 2 * STATUS_TIMEOUT_S])
 @pytest.mark.parametrize("whose", ["writer", "reader"])
 def test_status_clock_skew(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, whose: str, skew_s: float
@@ -190,7 +190,11 @@ def test_status_clock_skew(
         machine.setattr("time.time", lambda: now() + (skew_s if whose == "writer" else 0.0))
         folder.write_status(state="training", host="another machine")
     monkeypatch.setattr("time.time", lambda: now() + (skew_s if whose == "reader" else 0.0))
-    for age, state in ((0, "training"), (SILENT_S - 60, "training"), (SILENT_S + 5, "no signal")):
+    for age, state in (
+        (0, "training"),
+        (STATUS_TIMEOUT_S - 60, "training"),
+        (STATUS_TIMEOUT_S + 5, "no signal"),
+    ):
         os.utime(folder.status_file, (disk_s - age, disk_s - age))
         assert folder.read_status()["state"] == state
 
@@ -244,11 +248,11 @@ def test_keep_end_restored(folder: RunFolder) -> None:
     for path in (folder.last_checkpoint, *ends):
         path.write_text("{}")
     inodes = [path.stat().st_ino for path in ends]
-    with folder.keep_end(ValueError):
+    with folder.set_aside_end(ValueError):
         folder.forget_end()
         assert not any(path.exists() for path in folder.ended)
     assert [path.stat().st_ino for path in ends] == inodes
-    with folder.keep_end(ValueError):
+    with folder.set_aside_end(ValueError):
         os.utime(folder.last_checkpoint, ns=(5, 5))
     assert not any(path.exists() for path in folder.ended)
     assert [path.name for path in folder.path.rglob(".*")] == []
@@ -263,7 +267,7 @@ def test_keep_end_rejected(folder: RunFolder, error: type[Exception], expected: 
     folder.record_failure("the old one")
     folder.config.write_text("old")
     folder.write_status(state="stopped")
-    with contextlib.suppress(error), folder.keep_end(ValueError):
+    with contextlib.suppress(error), folder.set_aside_end(ValueError):
         folder.forget_end()
         folder.config.write_text("new")
         folder.update_status(state="failed")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lockstep.cluster import scheduler, submission
-from lockstep.cluster.record import Record
+from lockstep.cluster.record import JobRecord
 from lockstep.cluster.scheduler import Scheduled
 from lockstep.config.composing.sweep_space import separate_space
 from lockstep.config.errors import ConfigError
@@ -32,7 +32,7 @@ from lockstep.runs import files
 from lockstep.runs.folder import EXIT_FAILED, EXIT_STOPPED, PRUNED, RunFolder
 from lockstep.sweeps import array, command, job_pool
 from lockstep.sweeps.command import open_ledger
-from lockstep.sweeps.course import Course, Grid
+from lockstep.sweeps.course import Grid, SweepLoop
 from lockstep.sweeps.devices import Devices, DeviceSlot, Machine, Need, need, num_parallel
 from lockstep.sweeps.job_pool import JobPool
 from lockstep.sweeps.pool import Pool, Running, environ_of
@@ -41,7 +41,7 @@ from lockstep.system.signals import STOP_SIGNALS
 from lockstep.trials import ledger as ledgers
 from lockstep.trials import out_of_fold
 from lockstep.trials.differences import Spread, bounded, spread
-from lockstep.trials.ledger import Ledger, Trial, command_of, trial_of
+from lockstep.trials.ledger import Ledger, Trial, sweep_overrides, trial_overrides
 from lockstep.trials.results import Objective, monitored_objective
 from lockstep.trials.table import Table, table, write
 from tests.support import composed, job_records
@@ -256,7 +256,7 @@ def test_trial_killed_after_summary(tmp_path: Path, task: str, state: str) -> No
     trial.folder.update_status(state="training")
     pool = Pool(Devices(CPU, num_parallel=1), lambda trial: Need(1, ()))
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
-    course = Course(ledger, Grid([]), pool, view, 1, task)
+    course = SweepLoop(ledger, Grid([]), pool, view, 1, task)
     assert course._end(trial, -signal.SIGKILL) == state
 
 
@@ -327,9 +327,9 @@ def test_sweep_and_trial_identity() -> None:
         "silent=true",
         "hydra.sweep.subdir=x",
     ]
-    assert command_of(typed) == ["lr=1,2", "search=tpe"]
-    assert trial_of(typed) == ["lr=1,2"]
-    assert trial_of(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
+    assert sweep_overrides(typed) == ["lr=1,2", "search=tpe"]
+    assert trial_overrides(typed) == ["lr=1,2"]
+    assert trial_overrides(["lr=1", "seed=0", "lr=2"]) == ["lr=2", "seed=0"]  # the last one counts
 
 
 @pytest.mark.processes
@@ -341,7 +341,7 @@ def test_failed_sweep_saves_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     view = View(partial(table, ledger, ACCURACY), 1, is_silent=True)
     pool.running.append(Running(ledger.trials[0], DeviceSlot((), (0,), 1, False), process))
     with pytest.raises(OSError, match="disk full"):
-        Course(ledger, Grid([]), pool, view, 1, "train").run()
+        SweepLoop(ledger, Grid([]), pool, view, 1, "train").run()
     assert (tmp_path / "saved").exists()
 
 
@@ -482,7 +482,9 @@ def test_join_folds(tmp_path: Path) -> None:
     joined = ledger.path / "out_of_fold_1.csv"
     assert joined.read_bytes() == b"file,truth,prediction\r\n1,a,old\r\n0,a,old\r\n"
     assert not (ledger.path / "out_of_fold_3.csv").exists()
-    assert [tables.of_folds(trial.folder) for trial in ledger.trials] == [joined] * 2 + [None] * 2
+    assert [tables.find_fold_file(trial.folder) for trial in ledger.trials] == [joined] * 2 + [
+        None
+    ] * 2
     joined.unlink()
     finish(ledger.trials[0], 0.9)  # trained on since its rows were written
     assert out_of_fold.join(ledger, table(ledger, ACCURACY, {})) == []
@@ -522,16 +524,20 @@ def test_labels_best_setting(tmp_path: Path) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1", "lr=2")
     for trial in ledger.trials[2:]:
         finish_fold(trial, "new", accuracy=0.9)
-    assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (3, 2)]
+    assert out_of_fold.folds_of_best_setting(ledger.path) == [
+        ledger.trials[number].folder for number in (3, 2)
+    ]
 
 
 def test_labels_resumed_fold(tmp_path: Path) -> None:
     ledger = folds_of(tmp_path / "sweep", "lr=1")
     ledger.trials[0].folder.forget_end()
     with pytest.raises(ValueError, match="has no predictions of all folds"):
-        out_of_fold.of_best(ledger.path)
+        out_of_fold.folds_of_best_setting(ledger.path)
     finish_fold(ledger.trials[0], "new")
-    assert out_of_fold.of_best(ledger.path) == [ledger.trials[number].folder for number in (1, 0)]
+    assert out_of_fold.folds_of_best_setting(ledger.path) == [
+        ledger.trials[number].folder for number in (1, 0)
+    ]
 
 
 @pytest.mark.parametrize(("is_running", "expected"), [(False, "new"), (True, "old")])
@@ -597,11 +603,11 @@ class Cluster:
         *,
         old_code: Path | None,
         **options: Any,
-    ) -> list[Record]:
+    ) -> list[JobRecord]:
         (((folder, _),), job) = runs, str(10 + len(self.states))
         self.copies.append(old_code)
         known = {"id": job, "engine": "slurm", "task": work.task}
-        record = Record(**job_records.fields(**known, code=str(old_code or "copy")))
+        record = JobRecord(**job_records.fields(**known, code=str(old_code or "copy")))
         folder.write_status(state="not started", reason="submitted", exit_code=None)
         record.save(folder)
         self.states[job] = Scheduled("pending")
@@ -726,7 +732,7 @@ class Search(Grid):
         self.number = number
         self.ends: list[tuple[int, str]] = []
 
-    def is_poor(self, trial: Trial) -> bool:
+    def should_prune(self, trial: Trial) -> bool:
         if trial.number:
             signal.raise_signal(self.number)
         return not trial.number and not trial.folder.stop_flag.exists()
@@ -746,7 +752,8 @@ def test_signal_leaves_jobs(cluster: Cluster, tmp_path: Path, number: int) -> No
     pool = pool_of(ledger)
     view = View(partial(table, ledger, ACCURACY), 2, is_silent=True)
     assert (
-        Course(ledger, Search(ledger.trials, number), pool, view, 2, "train").run() == EXIT_STOPPED
+        SweepLoop(ledger, Search(ledger.trials, number), pool, view, 2, "train").run()
+        == EXIT_STOPPED
     )
     assert (pruned.folder.stop_reason(), failed.folder.stop_reason()) == (PRUNED, "")
     assert (cluster.cancelled, pool.trials) == ([], ledger.trials)
@@ -754,5 +761,5 @@ def test_signal_leaves_jobs(cluster: Cluster, tmp_path: Path, number: int) -> No
     failed.folder.update_status(state="failed", host="elsewhere", exit_code=EXIT_FAILED)
     cluster.states = dict.fromkeys(cluster.states, Scheduled("failed"))
     source = Search([])
-    assert Course(ledger, source, pool, view, 2, "train").run() == EXIT_FAILED
+    assert SweepLoop(ledger, source, pool, view, 2, "train").run() == EXIT_FAILED
     assert sorted(source.ends) == [(0, "pruned"), (1, "failed")]

@@ -56,7 +56,7 @@ def test_table_styled_value(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_live_line_cropped(width: int, rest: str) -> None:
     out = Terminal(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    facts = ["step 120/5000", "6:40 left", "612 images/s", "1:08:00 in total"]
+    facts = ["step 120/5000", "6:40 left", "612 images/s", "1:08:00 until the end"]
     out.print(live_line(width, "1/10", 0.5, facts))
     (line,) = out.file.getvalue().splitlines()
     assert re.match(rf" +1/10  ━+╸? +{rest}", line)

@@ -13,7 +13,7 @@ from lockstep.config.errors import ConfigError
 from lockstep.config.schema.target_sections import Open
 from lockstep.runs.folder import RunFolder
 from lockstep.training import observers
-from lockstep.training.observers import built_callbacks
+from lockstep.training.observers import build_callbacks
 from tests.support.composed import config_of
 from tests.support.harness import SMALL
 
@@ -25,7 +25,7 @@ class Bar(TQDMProgressBar):
 def test_unusable_base_class_refused() -> None:
     config = config_of(*SMALL, f"+callbacks.x._target_={__name__}.Bar")
     with pytest.raises(ConfigError, match=rf"callbacks\.x\._target_={__name__}\.Bar"):
-        built_callbacks(config)
+        build_callbacks(config)
 
 
 class MyTensorBoardLogger(TensorBoardLogger):

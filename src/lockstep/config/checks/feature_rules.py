@@ -124,7 +124,7 @@ def _shard_errors(config: Config, count: int) -> Errors:
     key = f"trainer.virtual_shards={count}"
     size = config.global_batch_size // config.trainer.accumulate_grad_batches
     if size < count:
-        problem = f"leaves some empty in a micro-batch of {plural(size, 'sample')}"
+        problem = f"is more than the {plural(size, 'sample')} of a micro-batch"
         yield Error("range", key, problem, f"use at most {size}")
     num_workers = 0 if isinstance(config, BenchmarkConfig) else resolve_workers(config).world_size
     if num_workers > count:

@@ -118,7 +118,7 @@ def errors(config: Config) -> Errors:
         yield Error(
             "conflict",
             "dry_run=true",
-            "shows what cluster=none does not submit",
+            "prints the script of a job, and cluster=none has no job",
             "choose cluster=slurm",
         )
     yield from (
@@ -171,8 +171,8 @@ def _slurm_errors(config: Config) -> Errors:
         yield Error(
             "missing",
             "search",
-            "needs the number of its jobs at a time",
-            "on a cluster use launcher.parallel=N",
+            "needs a maximum number of parallel jobs on a cluster",
+            "set launcher.parallel=N",
         )
     if cluster.time_min is None:
         yield Error(

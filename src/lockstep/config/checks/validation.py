@@ -244,5 +244,5 @@ def _selection_rules(config: Config) -> Iterator[Error]:
     if config.scheduler.target.endswith(".ReduceLROnPlateau"):
         selecting[f"scheduler._target_={config.scheduler.target}"] = "use scheduler=constant"
     for key, hint in selecting.items():
-        problem = "selects by the validation, which data.validate_on_test=true does on the test"
+        problem = "would select by the test images (data.validate_on_test=true)"
         yield Error("conflict", key, problem, hint)

@@ -24,7 +24,6 @@ class Interval(NamedTuple):
     is_log: bool
 
 
-OverrideValues = Iterable[tuple[Override, Sequence[str]]]  # an override for each of its values
 # Maps a key to an interval, or to choices as they are typed.
 Space = dict[str, Interval | tuple[str, ...]]
 
@@ -43,7 +42,7 @@ def values_of(override: Override, options: Groups) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in points]
 
 
-def search_errors(overrides: OverrideValues) -> Errors:
+def search_errors(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Errors:
     """Yield the errors of intervals without a search, from overrides with their values."""
     for override, lines in overrides:
         if isinstance(override.value(), IntervalSweep):
@@ -109,7 +108,7 @@ def _values(override: Override, options: Groups) -> Interval | tuple[str, ...]:
     return matches
 
 
-def combinations(overrides: OverrideValues) -> Iterable[Sequence[str]]:
+def combinations(overrides: Iterable[tuple[Override, Sequence[str]]]) -> Iterable[Sequence[str]]:
     """Return the overrides of every job, from overrides with their values.
 
     The jobs are in the order of Hydra's own sweeps. Of several overrides of a key, the last one

@@ -45,7 +45,7 @@ def enter(folder: Path, run: RunFolder | None = None) -> None:
         path.resolve().is_relative_to(run.path) for path in (folder, started_in)
     ):
         raise config_error(
-            "untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST
+            "untrusted", "the current folder", f"is inside the run {run.path}", naming.TRUST_HINT
         )
     if not processes.is_safe_path:
         _search(Project(_modules(folder), (str(started_in),)), after=0)

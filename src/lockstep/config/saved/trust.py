@@ -104,7 +104,7 @@ def check(
             if not is_path:
                 origin = "a known library" if is_target else "the command line"
                 problem = f"comes neither from {origin} nor from the project in the current folder"
-                hint = naming.TRUST
+                hint = naming.TRUST_HINT
             escaped_setting = setting.encode("unicode_escape").decode()
             location = naming.display_path(run.path)
             raise config_error("untrusted", f"{escaped_setting} of {location}", problem, hint)

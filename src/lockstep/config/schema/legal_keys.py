@@ -87,7 +87,7 @@ FOREIGN_NAMES = {
     "seed_everything manual_seed random_seed": "write seed=...",
     "workerload": "write trainer.worker_weights=[3,1]",
     "trainer.loads loads": "write trainer.worker_weights=[3,1] (the name since 0.3)",
-    "notify": "write `lockstep train ...; ./tell` (notify was removed in 0.3)",
+    "notify": "write `lockstep train ...; YOUR_COMMAND` (notify was removed in 0.3)",
     "data.copy_remove": (
         "write data.copy_to with $TMPDIR, which a cluster empties (copy_remove was removed in 0.3)"
     ),
@@ -99,7 +99,7 @@ FOREIGN_NAMES = {
         "(csv was removed in 0.3)"
     ),
     "strategy.gradient_dtype": (
-        "write global_batch_size=... larger, for fewer messages "
+        "write a larger global_batch_size=... for fewer all-reduces "
         "(strategy.gradient_dtype was removed in 0.3)"
     ),
     "flip_test": (

@@ -121,9 +121,8 @@ class Trainer(Section):
         description="relative shard size of each worker, e.g. [2,1,1,0]; null = even"
     )
     virtual_shards: Positive | None = Field(
-        description="parts of each micro-batch, whose number makes the bits of a run the same on "
-        "any number of workers "
-        "up to it; null = parts are those of the workers"
+        description="fixed shards of each micro-batch, for the same bits on up to as many workers; "
+        "null = one shard per worker"
     )
     precision: Literal["auto", "bfloat16", "float16", "tf32", "float32", "float64"] = Field(
         description="bfloat16 and float16 = autocast, float16 with a scaled loss; "

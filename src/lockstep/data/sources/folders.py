@@ -58,8 +58,8 @@ def image_folder(
     group: Annotated[
         Group | Positive | None,
         Doc(
-            "images that stay in one split: the first (...) in their path from the class on, "
-            "or n folders below it"
+            "images kept in one split: a regular expression for CLASS/... with the group in (...), "
+            "or a number of folders below the class"
         ),
     ],
     image_size: ImageSize,

@@ -34,7 +34,7 @@ from lockstep.data.images.image_table import (
 from lockstep.data.images.preprocessing import Preprocessing
 from lockstep.data.sources.folders import complete_splits
 from lockstep.data.splits import Fold, Kept, Splits, shorten_lines
-from lockstep.runs.files import read_json, uncell
+from lockstep.runs.files import read_json, strip_formula_mark
 from lockstep.system.types import (
     Background,
     Cache,
@@ -75,7 +75,8 @@ def image_list(
         str | None, Doc("column with train, val or test; null = random split by the fractions")
     ],
     group: Annotated[
-        Group | None, Doc("images that stay in one split: the first (...) in their path, as listed")
+        Group | None,
+        Doc("images kept in one split: a regular expression for the path with the group in (...)"),
     ],
     group_column: Annotated[
         str | None, Doc("column with the group of each image, such as its patient")
@@ -267,7 +268,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            header = [uncell(cell) for cell in next(reader, [])]
+            header = [strip_formula_mark(cell) for cell in next(reader, [])]
             columns: list[list[str]] = [[] for _ in header]
             for row in filter(None, reader):
                 if len(row) != len(header):
@@ -277,7 +278,7 @@ def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
                     )
                 numbers.append(reader.line_num)
                 for column, cell in zip(columns, row, strict=True):
-                    column.append(uncell(cell))
+                    column.append(strip_formula_mark(cell))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(
             f"{setting} cannot be read ({error}): save it as CSV with commas, in UTF-8."
