@@ -22,7 +22,7 @@ def test_curve_of_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert train(alone) == 0
     printed = capsys.readouterr().out
     rows = dict(line.split(maxsplit=1) for line in printed.splitlines() if " " in line)
-    assert rows["val"].startswith("the test images, as a curve")
+    assert rows["val"].startswith("the test images, for curves only")
     assert rows["last"].startswith("val/accuracy")
     assert "best" not in rows
     train_all([together], 2)

@@ -58,7 +58,7 @@ def test_other_images_by_class_name(project: tuple[Path, RunFolder], tmp_path: P
     ]
     assert [row["truth"] for row in rows] == [row["file"].partition("/")[0] for row in rows]
     assert (result["images"], result["split"], len(rows)) == (13, "all", 13)
-    assert result["notes"]["no image"] == "of ant"
+    assert result["notes"]["missing classes"] == "ant"
     assert result["metrics"]["accuracy"] == pytest.approx(
         sum(row["truth"] == row["class"] for row in rows) / 13
     )

@@ -268,7 +268,7 @@ def test_pruning_after_warm_up(tmp_path: Path) -> None:
 def test_study_of_other_objective(tmp_path: Path, directions: Any) -> None:
     """Two objectives: a study of an earlier version."""
     optuna.create_study(storage=journal(tmp_path), study_name="study", directions=directions)
-    with pytest.raises(ConfigError, match="optimizes something else"):
+    with pytest.raises(ConfigError, match="has another objective"):
         study_in(Ledger.open(tmp_path), {}, search_of(), ACCURACY)
 
 

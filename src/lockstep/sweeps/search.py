@@ -90,7 +90,7 @@ def study_in(
         raise config_error(
             "changed",
             display_path(ledger.path),
-            "optimizes in the other direction",
+            "has another objective",
             "choose another sweep.name",
         )
     points = trials_by_point(ledger, space)

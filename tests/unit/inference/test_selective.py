@@ -218,7 +218,13 @@ def test_threshold_from_folds(tmp_path: Path) -> None:
     [
         ({}, ("a", "b"), (), 0.05, "needs calibrate=true"),
         ({"test": rows(9, 0)}, ("a", "b"), (), 0.05, "best.ckpt: use the best checkpoint"),
-        ({"val": rows(200, 0)}, ("a", "unknown"), (), 0.05, "answers unknown, which is a class"),
+        (
+            {"val": rows(200, 0)},
+            ("a", "unknown"),
+            (),
+            0.05,
+            "labels uncertain images 'unknown', which is a class",
+        ),
         ({"val": rows(200, 0)}, ("a", "b"), ("calibrate=false",), 0.05, "needs calibrate=true"),
         ({"val": rows(50, 0)}, ("a", "b"), (), 0.05, "on 50 validation images"),
         ({"val": rows(9, 9)}, ("a", "b"), (), 0.05, "on 9 validation images"),
