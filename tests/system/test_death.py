@@ -49,6 +49,33 @@ def test_rank_death(tmp_path: Path, num_workers: int, rank: int, number: signal.
     assert folder.heartbeats() == {}
 
 
+NETWORK = """
+import os
+from torch import nn
+
+
+class Leaves(nn.Linear):
+    def __init__(self, in_channels, num_classes):
+        super().__init__(64, num_classes)
+
+    def forward(self, x):
+        if len(x) > 2 and os.environ["RANK"] == "1":
+            os._exit(3)
+        return super().forward(x.flatten(1))
+"""
+
+
+def test_rank_exits(tmp_path: Path) -> None:
+    """A worker that ends itself leaves no error message."""
+    (tmp_path / "leaving.py").write_text(NETWORK)
+    overrides = ["data=digits", "model._target_=leaving.Leaves", "trainer.devices=2"]
+    done = commands.run(command(*overrides), tmp_path, environ())
+    assert done.returncode == 1, done.stderr
+    reason = "rank 1 of 2 exited with code 3, without an error message"
+    assert latest(tmp_path).read_status()["reason"] == reason
+    assert reason in done.stderr
+
+
 def test_srun_task_death(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [*SMALL, "trainer.devices=2", ends_after(3, "SIGSEGV", 1)])
     words = [sys.executable, "-m", "lockstep.launch.prepared_run", str(folder.path), "train"]

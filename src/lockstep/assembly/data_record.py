@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 # Contents are the bytes of each file, and hashes of some files, by name.
 Contents = tuple[dict[str, int], dict[str, str]]
-Rows = dict[str, tuple[str, Any, str | None]]  # split, target and group of each image, by name
 # Hashes of this many files detect a data set of other images, where every file differs. Sizes
 # detect single files that were replaced.
 NUM_HASHED = 1000
@@ -198,13 +197,13 @@ def recorded_splits(run: RunFolder) -> dict[str, str] | None:
     return record and {name: split for name, (split, *_) in _named_rows(record).items()}
 
 
-def _named_rows(record: Record) -> Rows:
+def _named_rows(record: Record) -> dict[str, tuple[str, Any, str | None]]:
     """Return the split, the target and the known group of each image.
 
     A target that is a class is given by its name.
     """
     classes: Any = list(record["class_names"])
-    rows = Rows()
+    rows = {}
     for split in SPLITS:
         names, targets = record[split]["names"], record[split]["targets"]
         blanks = [None] * len(names)  # A Dataset has no targets here.

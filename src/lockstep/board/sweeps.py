@@ -30,7 +30,6 @@ STATES = (
     "not started",
     *DONE,
 )
-Facts = dict[RunFolder, JsonObject]
 
 
 def test_result(metrics: Mapping[str, float]) -> JsonObject:
@@ -59,7 +58,7 @@ class Sweeps:
 
         The row has the state, the progress, and the results of the best setting.
         """
-        trials: dict[str, Facts] = defaultdict(dict)
+        trials: dict[str, dict[RunFolder, JsonObject]] = defaultdict(dict)
         for run in self._watcher.runs().values():
             if run.sweep is not None:
                 trials[run.sweep][run.folder] = self._watcher.facts(run)
@@ -68,7 +67,7 @@ class Sweeps:
             for sweep_name, facts in trials.items()
         ]
 
-    def _results(self, name: str, facts: Facts) -> JsonObject:
+    def _results(self, name: str, facts: dict[RunFolder, JsonObject]) -> JsonObject:
         """Return the command of a sweep, and the means of its best setting if it has one."""
         try:
             with self._lock:
@@ -116,7 +115,7 @@ class _Sweep:
         self._rows: dict[int, Any] = {}
         self._metrics: dict[int, dict[str, float]] = {}
 
-    def read(self, facts: Facts) -> tuple[list[str], Any]:
+    def read(self, facts: dict[RunFolder, JsonObject]) -> tuple[list[str], Any]:
         """Return the command and the table of the sweep.
 
         `facts` are those of its runs so far.
@@ -152,7 +151,7 @@ class _Sweep:
             )
         return list(map(str, self._ledger.command)), self._table
 
-    def describe(self, facts: Facts) -> JsonObject:
+    def describe(self, facts: dict[RunFolder, JsonObject]) -> JsonObject:
         """Return the table of the sweep for its page."""
         _, table = self.read(facts)
         trials = [self._trial(row, table, facts.get(row.trial.folder, {})) for row in table.rows]

@@ -539,7 +539,14 @@ def _declare_tools(add_parser: AddParser) -> None:
         metavar="NAMES",
         help="additional host names to accept",
     )
-    data.add_commands(_declare(add_parser, "data", "check and fetch images", _run_data))
+    data.add_commands(
+        _declare(
+            add_parser,
+            "data",
+            "check and fetch images",
+            lambda arguments: data.run_data_command(arguments, _enter_project()),
+        )
+    )
     _declare(add_parser, "machine", "show GPUs, cores, memory and disks", _run_machine)
     _declare(
         add_parser,
@@ -559,10 +566,6 @@ def _run_board(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         # Ctrl-C ends the board, also while it starts.
         return 0
-
-
-def _run_data(arguments: argparse.Namespace) -> int:
-    return data.run_data_command(arguments, _enter_project())
 
 
 def _run_machine(arguments: argparse.Namespace) -> int:

@@ -40,7 +40,6 @@ from lockstep.system import processes
 # At most this many points of a search are checked before it starts, and at most this many jobs of a
 # sweep if there are errors.
 MAX_CHECKED = 50
-Composition = tuple[DictConfig | None, list[Error]]  # with the errors of refused choices
 
 
 class Job(NamedTuple):
@@ -87,7 +86,7 @@ class Command(NamedTuple):
     options: Groups
     is_multirun: bool
     saved: Config | None
-    compositions: dict[tuple[str, ...], Composition]
+    compositions: dict[tuple[str, ...], tuple[DictConfig | None, list[Error]]]
 
 
 def check(overrides: Sequence[str], source: Source = DEFAULT, **settings: Any) -> Plan:
@@ -281,7 +280,9 @@ def _is_choice(override: Override, overrides: Sequence[str], command: Command) -
     return "." not in key and key not in fields(Config) and is_group(key, overrides, command.source)
 
 
-def _compose_accepted(lines: Sequence[str], command: Command) -> Composition:
+def _compose_accepted(
+    lines: Sequence[str], command: Command
+) -> tuple[DictConfig | None, list[Error]]:
     """Compose choices together, or one after the other if Hydra refuses them.
 
     Returns the entry of `compositions`. Raises ConfigError if the accepted choices cannot be

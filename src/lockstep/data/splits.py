@@ -309,5 +309,6 @@ def refuse_empty(images: str, fractions: Mapping[str, float], sizes: Sequence[in
         if fraction and size < 1:
             raise ValueError(
                 f"data.{split}_fraction={fraction} of {images} makes a split of {size}: "
-                "leave at least one image in every split."
+                "use a larger fraction, or add images of each class (if labels are numbers, set "
+                "data.targets=numbers)."
             )

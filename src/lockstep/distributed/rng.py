@@ -18,7 +18,6 @@ from lockstep.system import internals
 # One generator draws this many numbers, but at least one sample, so that seeding takes less time
 # than drawing.
 CPU_BLOCK, GPU_BLOCK = 2**15, 2**22
-Keys = tuple[int | str, ...]  # of a generator
 
 
 def seed_of(*keys: int | str) -> int:
@@ -75,7 +74,7 @@ class ExactDropout(nn.Module):
 
     sources: Iterator[torch.Generator] = iter(())
 
-    def __init__(self, *, p: float, per_channel: bool, keys: Keys) -> None:
+    def __init__(self, *, p: float, per_channel: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__()
         self.p = p
         self.per_channel = per_channel
@@ -157,7 +156,7 @@ class ExactDropPath(ExactDropout):
     If `is_scaled`, the samples that are kept are scaled up.
     """
 
-    def __init__(self, *, p: float, is_scaled: bool, keys: Keys) -> None:
+    def __init__(self, *, p: float, is_scaled: bool, keys: tuple[int | str, ...]) -> None:
         super().__init__(p=p, per_channel=False, keys=keys)
         self.is_scaled = is_scaled
 
@@ -196,7 +195,7 @@ def replace_dropout(net: nn.Module, seed: int) -> list[ExactDropout]:
     return list(exact_layers.values())
 
 
-def _exact(module: nn.Module, keys: Keys) -> ExactDropout | None:
+def _exact(module: nn.Module, keys: tuple[int | str, ...]) -> ExactDropout | None:
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return ExactDropout(p=module.p, per_channel=not isinstance(module, nn.Dropout), keys=keys)
     layer: Any = module

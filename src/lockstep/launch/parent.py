@@ -124,8 +124,8 @@ class Workers:
 
         Otherwise wait at most `timeout_s` and return None.
         """
-        if not self._processes:  # The server died.
-            self._show_failure()
+        if not self._processes:
+            self._show_failure("the process that starts the workers has died")
             return EXIT_FAILED
         live_processes = [process for process in self._processes if process.exitcode is None]
         if self._first_failed is None:
@@ -216,15 +216,18 @@ class Workers:
         if code == EXIT_INTERRUPTED:
             return code
         if not worker.refusal_errors(self._job):
-            self._show_failure()
+            self._show_failure(
+                f"rank {self._first_failed} of {self._num_workers} exited with code {code}, "
+                "without an error message"
+            )
         if code == EXIT_CONFIG:
             return code
         return 128 - code if code < 0 and not self._is_parallel else EXIT_FAILED
 
-    def _show_failure(self) -> None:
-        """Print the first failure where rank 0 prints."""
+    def _show_failure(self, end: str) -> None:
+        """Print the first failure, or `end` if none was recorded, where rank 0 prints."""
         with open(self._log, "a", opener=open_regular) if self._log else nullcontext() as out:
-            worker.show_failure(self._job, out)
+            worker.show_failure(self._job, end, out)
 
     def kill(self) -> None:
         for process in self._processes:

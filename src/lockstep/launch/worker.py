@@ -209,13 +209,15 @@ def refusal_errors(job: Job) -> list[Error]:
     return errors_of(failure) if failure.startswith(PREFIX) else []
 
 
-def show_failure(job: Job, out: TextIO | None = None) -> None:
-    """Print the first failure of a job, and update the status of a run.
+def show_failure(
+    job: Job, end: str = "a worker failed without an error message", out: TextIO | None = None
+) -> None:
+    """Print the first failure of a job, or `end` if none was recorded.
 
-    It is printed to standard error by default.
+    It is printed to standard error by default, and stored in the status of a run.
     """
     failure = job.folder.failure.read_text("utf-8").rstrip() if job.folder.failure.exists() else ""
-    message = failure or "a worker failed without an error message"
+    message = failure or end
     try:
         if job.task is train:
             job.folder.update_status(state="failed", reason=job.folder.failure_cause() or message)

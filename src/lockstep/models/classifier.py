@@ -28,7 +28,7 @@ from lockstep.models.layout import CompiledNetwork, Layout
 from lockstep.models.loss_scale import LossScale
 from lockstep.models.parameter_groups import ParameterGroups, ParameterRule
 from lockstep.models.schedules import Schedule, replay
-from lockstep.models.step import LossGuard, OptimizerStep, UseValues
+from lockstep.models.step import LossGuard, OptimizerStep
 from lockstep.models.virtual import VirtualParts
 from lockstep.tasks.scores import Scores
 from lockstep.tasks.task import Task, checked_losses
@@ -324,7 +324,7 @@ class Classifier(LightningModule):
     def epoch_sums(self, *, is_end: bool) -> tuple[Tensor, Tensor]:
         return self._each(lambda module: module.counts.global_sums(is_end=is_end))[0]
 
-    def defer(self, step: int, values: Tensor, use: UseValues) -> None:
+    def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
         """Call `use` with the values of a step, once they are on the host.
 
         It is called only after the loss of the step is known to be finite.

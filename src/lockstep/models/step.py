@@ -25,7 +25,6 @@ from lockstep.system import internals
 MAX_PENDING_STEPS = 8  # steps that the host may be ahead of the device
 # Below this scale, float16 represents even fewer small gradients than without a scale.
 MIN_LOSS_SCALE = 1.0
-UseValues = Callable[[list[float]], None]  # takes the values of a step on the host
 
 
 class OptimizerStep:
@@ -210,7 +209,7 @@ class _Pending(NamedTuple):
     step: int
     values: Tensor  # valid after `copied`
     copied: Any  # a CUDA event, or None on a CPU
-    use: UseValues
+    use: Callable[[list[float]], None]
 
 
 class LossGuard:
@@ -291,7 +290,7 @@ class LossGuard:
         self._samples = []
         self._read(step - MAX_PENDING_STEPS)
 
-    def defer(self, step: int, values: Tensor, use: UseValues) -> None:
+    def defer(self, step: int, values: Tensor, use: Callable[[list[float]], None]) -> None:
         """Call `use` with `values` of `step`, once its loss is known to be good.
 
         All ranks call it after the same step. `use` is called at once if nothing is deferred.

@@ -69,7 +69,7 @@ class Pool:
             code = active.process.exitcode
             if code is not None:
                 self.running.remove(active)
-                self.devices.give_back(active.slot)
+                self.devices.used_slots.remove(active.slot)
                 # The folder of the trial may be gone or read-only.
                 with contextlib.suppress(OSError, ValueError):
                     _record_end(active.trial.folder, code)

@@ -75,6 +75,7 @@ def test_list_column(tmp_path: Path) -> None:
     [
         ("2026-06-04", {}, {}, "2026-05-01 to 2026-06-03"),
         ("2026-06-01", {}, {"fold": Fold(0, 5)}, r"data\.folds"),
+        ("2026-06-01", {}, {"group": r"^(\w+)/"}, "every group has such an image"),
         (
             "2026-06-01",
             {"cat/scan.png": HEIC},

@@ -151,6 +151,9 @@ BROKEN: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         [r"list\.csv, row 6 has 2 cells, but the first line has 3"],
     ),
     "rows": ("path,label,split\n", {}, [r"list\.csv has no rows"]),
+    "empty file": ("", {}, [r"list\.csv has no rows"]),
+    "tabs": (PLAIN.replace(",", "\t"), {}, [r"list\.csv has semicolons or tabs"]),
+    "decimal commas": ("path;label\nx0.png;0,5\n", {}, [r"list\.csv has semicolons or tabs"]),
     "train": (
         PLAIN.replace("train", "val"),
         {},

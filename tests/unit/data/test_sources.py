@@ -374,6 +374,15 @@ def test_class_blanks_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert r"are ignored: ' dog', 'cat ', 'dog\u200b' and 1 more" in capsys.readouterr().out
 
 
+def test_images_outside_of_classes_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_layout(tmp_path, [*(f"train/{name}" for name in TWO), "b.png", "train/c.png", ".d.png"])
+    assert len(list_classes(str(tmp_path)).names) == len(TWO)
+    line = "2 images outside of the class folders are not read, such as b.png: move them"
+    assert line in capsys.readouterr().out
+
+
 def test_links_to_one_file(tmp_path: Path) -> None:
     write_classes(tmp_path, {"a": 20, "b": 20})
     for number in range(20):

@@ -128,7 +128,7 @@ def test_devices_disjoint_and_all_used(machine: Machine, kind: str) -> None:
         held = [device for each in running for device in getattr(each, kind)]
         assert len(held) == len(set(held))
         if running and draw.random() < 0.6:
-            devices.give_back(running.pop(draw.randrange(len(running))))
+            devices.used_slots.remove(running.pop(draw.randrange(len(running))))
     assert used == set(getattr(machine, kind))
 
 
@@ -138,7 +138,7 @@ def test_devices_numbered_gpus() -> None:
     first = devices.take(Need(1, 1))
     assert first is not None
     assert devices.take(Need(2, (0, 2))) is None
-    devices.give_back(first)
+    devices.used_slots.remove(first)
     named, other = devices.take(Need(2, (0, 2))), devices.take(Need(2, 2))
     assert named is not None
     assert named.gpus == ("4", "GPU-6")

@@ -122,7 +122,7 @@ def _changes(saved_tree: Tree, tree: Tree, defaults: Tree) -> list[Error]:
         key.removesuffix("_target_") for key in changed_keys if key.endswith("._target_")
     )
     old_values, new_values = redact(old_values), redact(new_values)
-    problem, hint = "cannot change on resume, this run has", "remove it, or start a new run"
+    problem, hint = "cannot change, this run has", "remove it, or start a new run"
     return [
         Error(
             "changed",

@@ -147,6 +147,17 @@ def list_classes(
     setting = f"data.root={root}"
     class_names = strip_names(setting, [path.name for path in split_folders["train"]])
     print_unread(setting, unread)
+    parents = {folder, *(folders[0].parent for folders in split_folders.values())}
+    strays = [
+        path.name
+        for path in itertools.chain(*map(Path.iterdir, parents))
+        if is_image(path.name) and path.is_file()
+    ]
+    if strays:
+        _print_once(
+            f"{setting}: {plural(len(strays), 'image')} outside of the class folders are not read, "
+            f"such as {min(strays)}: move them into a class folder"
+        )
     if empty_folders:
         raise ValueError(
             f"{setting} has folders without an image: {', '.join(map(str, empty_folders))}. Add "

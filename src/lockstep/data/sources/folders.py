@@ -186,6 +186,8 @@ def newest(table: ImageTable, rows: Rows, test_after: str) -> Mask:
     is_new = np.array(days) >= date.fromisoformat(test_after)
     units = np.array(table.names if table.groups is None else table.groups)[rows]
     is_new = np.isin(units, units[is_new])
+    if is_new.all() and str(min(days)) < test_after <= str(max(days)):
+        raise ValueError(f"{setting}: every group has such an image: choose a later day.")
     if is_new.all() or not is_new.any():
         raise ValueError(
             f"{setting}: the images are of {min(days)} to {max(days)}: choose a day between."

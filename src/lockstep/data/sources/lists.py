@@ -230,11 +230,11 @@ def _read(path: Path, setting: str, settings: dict[Any, str]) -> _Cells:
     read, for missing columns and for empty cells.
     """
     header, numbers, columns = _csv(path, setting)
+    if not numbers:
+        raise ValueError(f"{setting} has no rows: add one for each image.")
     if settings.get("path") == "data.path_column" and "path" not in header and "file" in header:
         # The commands predict, labels and lists write this column name.
         header, columns["path"] = [*header, "path"], columns["file"]
-    if len(header) == 1 and ";" in header[0]:
-        raise ValueError(f"{setting} has semicolons between its columns: save it with commas.")
     if any(column.lower().endswith(IMAGE_SUFFIXES) for column in header):
         raise ValueError(
             f"{setting} has no line of column names: add {','.join(settings)} as the first line."
@@ -247,8 +247,6 @@ def _read(path: Path, setting: str, settings: dict[Any, str]) -> _Cells:
             f"{setting} has the columns {', '.join(header)}, but {'; '.join(mismatches)}: "
             "correct the name, or rename all but one column of this name."
         )
-    if not numbers:
-        raise ValueError(f"{setting} has no rows: add one for each image.")
     cells = _Cells(setting, numbers, columns)
     cells.refuse(_unfit_cells({column: columns[column] for column in settings}))
     return cells
@@ -269,6 +267,10 @@ def _csv(path: Path, setting: str) -> tuple[list[str], list[int], Columns]:
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
             header = [strip_formula_mark(cell) for cell in next(reader, [])]
+            if len(header) == 1 and {*header[0]} & {";", "\t"}:
+                raise ValueError(
+                    f"{setting} has semicolons or tabs between its columns: save it with commas."
+                )
             columns: list[list[str]] = [[] for _ in header]
             for row in filter(None, reader):
                 if len(row) != len(header):
