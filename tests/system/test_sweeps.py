@@ -124,7 +124,7 @@ def test_changed_or_locked_sweep(tmp_path: Path) -> None:
         (
             "cluster=slurm cluster.time_min=10 trainer.devices=1 "
             "search=random optimizer.lr=interval(0.01,0.1)",
-            "number of its jobs",
+            "maximum number of parallel jobs",
         ),
         ("cluster=slurm cluster.time_min=1,2", "all jobs of a sweep share it"),
     ],
