@@ -228,7 +228,7 @@ def export(trained: TrainedRun, output: Path, max_error: float | None) -> int:
     differing = f"differences up to {largest:.1g} (limit {LIMIT:g})"
     rows["checked"] = f"{image_count} by {runtime}, {differing}"
     if not form.is_float:
-        scaled = f"scaled in the file, differences up to {largest_scaled:.1g}"
+        scaled = f"scaled in the file: up to {largest_scaled:.1g} from `lockstep predict`"
         rows["other sizes"] = scaled
     print(message, end="")
     show_table(f"{display_path(output)} ({size_text(len(content))})", rows.items())
