@@ -74,6 +74,10 @@ pytestmark = pytest.mark.full
         ((*OF_MODULE, "module._target_=torch.nn.Identity"), "it is not a LightningModule"),
         # parts of the network and schedules
         (
+            ("data=digits", "model.width=2", "global_batch_size=1"),
+            " (one image: raise global_batch_size)",
+        ),
+        (
             (*SHORT, "+parameters.head={pattern:fcc}"),
             "config error: parameters.head.pattern=fcc matches no parameter",
         ),

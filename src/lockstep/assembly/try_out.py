@@ -158,7 +158,10 @@ def refuse_unfit(
 
 def _train_on(config: Config, data: ImageData, module: Classifier, batch: Batch) -> None:
     network, task = f"model._target_={config.model.target}", f"task._target_={config.task.target}"
-    with _config_error(module, network, f"cannot take inputs of shape {tuple(batch.inputs.shape)}"):
+    hint = " (one image: raise global_batch_size)" if len(batch.inputs) == 1 else ""
+    with _config_error(
+        module, network, f"cannot take inputs of shape {tuple(batch.inputs.shape)}{hint}"
+    ):
         for dropout in module.dropouts:
             dropout.shard = batch.shard
         outputs = module(batch.inputs)
