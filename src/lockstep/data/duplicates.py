@@ -164,8 +164,12 @@ def _duplicates(
         for pair in pairs
         if is_class and images[pair.first].target != images[pair.second].target
     ]
-    kinds = ["leak"] * bool(leaks) + ["contradiction"] * bool(contradictions)
     fold, worst = [*leaks, *contradictions, ("", pairs[0])][0]
     numbers = dict.fromkeys([*worst[1:], *sorted(members)])
     duplicates = [members_by_fold[fold][number] for number in numbers]
+    kinds = [
+        kind
+        for kind, wrong_pairs in (("leak", leaks), ("contradiction", contradictions))
+        if wrong_pairs
+    ]
     return Duplicates(duplicates, worst.distance, fold, kinds)

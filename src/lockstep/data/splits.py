@@ -165,7 +165,7 @@ class Images:
         pixels = pixels[positions] if isinstance(pixels, Tensor) else pixels.take(positions)
         targets = self.targets if makes_targets(pixels) else self.targets[positions]
         rows: list[int] = torch.arange(len(self))[positions].tolist()
-        groups = self.groups and [self.groups[row] for row in rows]
+        groups = None if self.groups is None else [self.groups[row] for row in rows]
         return Images(pixels, targets, [self.names[row] for row in rows], groups)
 
 

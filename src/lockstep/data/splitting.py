@@ -31,7 +31,7 @@ class Unsplit:
     kept: Kept = None
 
     def take(self, rows: Rows) -> "Unsplit":
-        groups = self.groups and [self.groups[row] for row in rows]
+        groups = None if self.groups is None else [self.groups[row] for row in rows]
         return replace(
             self, names=[self.names[row] for row in rows], classes=self.classes[rows], groups=groups
         )

@@ -186,7 +186,9 @@ class Classifier(LightningModule):
         Weights and the state of the fit are shared.
         """
         shared_objects = (self.virtual, self.trainer, self._step, self._guard)
-        memo: dict[int, Any] = dict(zip(map(id, shared_objects), shared_objects, strict=True))
+        memo: dict[int, Any] = {
+            id(shared_object): shared_object for shared_object in shared_objects
+        }
         for parameter in self.parameters():
             memo[id(parameter)] = nn.Parameter(
                 parameter.detach(), requires_grad=parameter.requires_grad
