@@ -233,10 +233,7 @@ def _unscheduled_state(
 
 def resource_text(job: JobRecord) -> str:
     nodes, workers = plural(job.num_nodes, "node"), plural(job.workers_per_node, "worker")
-    resources = f"{nodes}, {workers} per node"
-    if job.gpus_per_node:
-        resources += f", {plural(job.gpus_per_node, 'GPU')} per node"
-    return resources
+    return f"{nodes}, {workers} and {plural(job.gpus_per_node, 'GPU')} per node"
 
 
 def follow_command(job: JobRecord) -> str:

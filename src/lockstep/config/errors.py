@@ -13,7 +13,6 @@ from typing_extensions import override
 from lockstep.runs import naming
 from lockstep.runs.folder import EXIT_CONFIG
 from lockstep.system.redaction import redact
-from lockstep.system.text import plural
 from lockstep.system.types import MAX_INTEGER
 
 PREFIX = "config error: "
@@ -107,10 +106,7 @@ def exit_with(error: ConfigError) -> NoReturn:
     from lockstep.system import json_output
 
     json_output.put_errors(error)
-    print(
-        f"{report(error)}{plural(len(error.errors), 'error')}; nothing was started. See --help.",
-        file=sys.stderr,
-    )
+    print(f"{report(error)}Nothing was started. See --help.", file=sys.stderr)
     raise SystemExit(EXIT_CONFIG)
 
 

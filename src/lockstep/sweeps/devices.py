@@ -142,6 +142,3 @@ class Devices:
             return None if busy_gpus & {*gpus} else DeviceSlot(gpus, (), num_threads, True)
         gpus = tuple(gpu for gpu in self.machine.gpus if gpu not in busy_gpus)[: need.gpus]
         return DeviceSlot(gpus, (), num_threads, False) if len(gpus) == need.gpus else None
-
-    def give_back(self, slot: DeviceSlot) -> None:
-        self.used_slots.remove(slot)

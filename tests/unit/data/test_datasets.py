@@ -154,6 +154,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"float32 of shape \(7,\): give an image \(C, H, W\)",
     ),
+    "channels last": (
+        Listed([(torch.zeros(8, 8, 3, dtype=torch.uint8), 0)] * 5),
+        {},
+        r"uint8 of shape \(8, 8, 3\): give an image \(C, H, W\)",
+    ),
     "ints": (
         Listed([(image(0, torch.int32), 0)] * 5),
         {},

@@ -27,6 +27,12 @@ PIXELS = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
         (PIXELS.int(), 3, 3, r"the pixels are int32: make them uint8 of 0 to 255, or floats\."),
         (PIXELS[0], 1, 1, r"the pixels have the shape \(1, 4, 4\): make them \(N, C, H, W\)\."),
         (
+            torch.zeros(3, 8, 8, 1, dtype=torch.uint8),
+            3,
+            3,
+            r"\(3, 8, 8, 1\): make them \(N, C, H, W\)",
+        ),
+        (
             PIXELS,
             2,
             3,

@@ -374,6 +374,15 @@ def test_class_blanks_ignored(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert r"are ignored: ' dog', 'cat ', 'dog\u200b' and 1 more" in capsys.readouterr().out
 
 
+def test_broken_links_listed(tmp_path: Path) -> None:
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    for name in ("a/1.png", "b/1.png", "b/2.png", "b/3.png", "b/other"):
+        (tmp_path / name).symlink_to("nowhere")
+    line = r"cannot be read: a/1\.png, b/1\.png, b/2\.png and 1 more\. Fix or delete them"
+    with pytest.raises(ValueError, match=line):
+        list_classes(str(tmp_path))
+
+
 def test_images_outside_of_classes_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.splits import ImageError, Shape
+from lockstep.data.splits import ImageError, Shape, is_channels_last
 from lockstep.distributed.rng import seed_of
 from lockstep.system.tracebacks import located
 
@@ -127,7 +127,11 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> Sample:
             f"the input of sample {row} is a {type(image).__name__} and not a tensor: "
             "end the transforms of the Dataset with transforms.v2.ToImage()"
         )
-    elif image.dim() != 3 or not (image.dtype == torch.uint8 or image.is_floating_point()):
+    elif (
+        image.dim() != 3
+        or is_channels_last(image)
+        or not (image.dtype == torch.uint8 or image.is_floating_point())
+    ):
         problem = (
             f"the input of sample {row} is {shape_text(image)}: "
             "give an image (C, H, W), uint8 of 0 to 255 or floats"

@@ -81,6 +81,7 @@ SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
 COPY_RECORD = ".copied"
 Integers = NDArray[np.int64]
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
+BROKEN_LINK: State = (0, 0, 0)
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
     "train": "train",
@@ -157,6 +158,12 @@ def list_classes(
         _print_once(
             f"{setting}: {plural(len(strays), 'image')} outside of the class folders are not read, "
             f"such as {min(strays)}: move them into a class folder"
+        )
+    broken_links = [name for name, state in files.items() if state == BROKEN_LINK]
+    if broken_links:
+        raise ValueError(
+            f"{setting} has images that cannot be read: {join_names(broken_links)}. "
+            "Fix or delete them."
         )
     if empty_folders:
         raise ValueError(
@@ -379,11 +386,9 @@ def _walk(
         path, is_read = f"{folder}/{name}", is_image(name)
         try:
             state = os.stat(path)
-        except OSError as error:
+        except OSError:
             if is_read:
-                raise ValueError(
-                    f"image {path} cannot be read ({error.strerror}): fix or delete it."
-                ) from error
+                yield prefix + name, BROKEN_LINK
             continue
         inode = (state.st_dev, state.st_ino)
         if is_read and stat.S_ISREG(state.st_mode):
