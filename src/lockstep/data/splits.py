@@ -93,9 +93,9 @@ def all_pixels(pixels: Pixels, device: str | torch.device = "cpu") -> Tensor:
     return images
 
 
-def is_channels_last(pixels: Tensor) -> bool:
-    """Return whether uint8 images have the shape (..., H, W, C)."""
-    return pixels.dtype == torch.uint8 and pixels.shape[-1] <= 4 < pixels.shape[-3]
+def is_hwc(pixels: Tensor) -> bool:
+    """Return whether uint8 images look like (..., H, W, C), with at most 4 channels."""
+    return pixels.dtype == torch.uint8 and pixels.shape[-1] <= 4 < min(pixels.shape[-3:-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Images:
         elif pixels.dtype != torch.uint8 and not pixels.dtype.is_floating_point:
             dtype = str(pixels.dtype).removeprefix("torch.")
             problem = f"are {dtype}: make them uint8 of 0 to 255, or floats"
-        elif isinstance(pixels, Tensor) and (pixels.dim() != 4 or is_channels_last(pixels)):
+        elif isinstance(pixels, Tensor) and (pixels.dim() != 4 or is_hwc(pixels)):
             problem = f"have the shape {tuple(pixels.shape)}: make them (N, C, H, W)"
         if problem:
             raise ValueError(f"Images: the pixels {problem}.")

@@ -154,7 +154,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         r"float32 of shape \(7,\): give an image \(C, H, W\)",
     ),
-    "channels last": (
+    "HWC": (
         Listed([(torch.zeros(8, 8, 3, dtype=torch.uint8), 0)] * 5),
         {},
         r"uint8 of shape \(8, 8, 3\): give an image \(C, H, W\)",

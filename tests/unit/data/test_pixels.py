@@ -45,3 +45,8 @@ def test_inconsistent_images_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"^Images: .*{line}"):
         Images(pixels, torch.zeros(num_targets), [str(number) for number in range(num_names)])
+
+
+def test_patches_of_many_channels() -> None:
+    patches = torch.zeros(2, 8, 3, 3, dtype=torch.uint8)  # not taken for (N, H, W, C)
+    assert Images(patches, torch.zeros(2), ["a", "b"]).pixels.shape == (2, 8, 3, 3)

@@ -381,6 +381,7 @@ def test_broken_links_listed(tmp_path: Path) -> None:
     line = r"cannot be read: a/1\.png, b/1\.png, b/2\.png and 1 more\. Fix or delete them"
     with pytest.raises(ValueError, match=line):
         list_classes(str(tmp_path))
+    assert list_images(tmp_path) == ["a/0.png", "a/1.png", *(f"b/{i}.png" for i in range(4))]
 
 
 def test_images_outside_of_classes_named(

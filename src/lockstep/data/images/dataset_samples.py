@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lockstep.data.splits import ImageError, Shape, is_channels_last
+from lockstep.data.splits import ImageError, Shape, is_hwc
 from lockstep.distributed.rng import seed_of
 from lockstep.system.tracebacks import located
 
@@ -129,7 +129,7 @@ def pair(dataset: Dataset[Any], row: int, setting: str) -> Sample:
         )
     elif (
         image.dim() != 3
-        or is_channels_last(image)
+        or is_hwc(image)
         or not (image.dtype == torch.uint8 or image.is_floating_point())
     ):
         problem = (

@@ -81,7 +81,7 @@ SYSTEM_FOLDERS = ("@eaDir", "__MACOSX", "#recycle", "@Recycle", "$RECYCLE.BIN")
 COPY_RECORD = ".copied"
 Integers = NDArray[np.int64]
 State = tuple[int, int, int]  # bytes, mtime_ns, ctime_ns
-BROKEN_LINK: State = (0, 0, 0)
+UNREADABLE: State = (0, 0, 0)  # of an image without a state, such as a broken link
 SPLIT_FOLDERS = ("train", "val", "test")
 SPLIT_NAMES = {
     "train": "train",
@@ -159,10 +159,10 @@ def list_classes(
             f"{setting}: {plural(len(strays), 'image')} outside of the class folders are not read, "
             f"such as {min(strays)}: move them into a class folder"
         )
-    broken_links = [name for name, state in files.items() if state == BROKEN_LINK]
-    if broken_links:
+    unreadable_names = [name for name, state in files.items() if state == UNREADABLE]
+    if unreadable_names:
         raise ValueError(
-            f"{setting} has images that cannot be read: {join_names(broken_links)}. "
+            f"{setting} has images that cannot be read: {join_names(unreadable_names)}. "
             "Fix or delete them."
         )
     if empty_folders:
@@ -388,7 +388,7 @@ def _walk(
             state = os.stat(path)
         except OSError:
             if is_read:
-                yield prefix + name, BROKEN_LINK
+                yield prefix + name, UNREADABLE
             continue
         inode = (state.st_dev, state.st_ino)
         if is_read and stat.S_ISREG(state.st_mode):
